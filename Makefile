@@ -1,0 +1,39 @@
+# Every target creates the environment it needs, once, and again only when pyproject.toml changes.
+VENV   := .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+# Busy waiting makes torch many times slower on a machine that something else uses too.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: demo test check fmt bench clean
+
+demo: $(VENV)/ready
+	$(BIN)/diti demo
+
+test: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m "not slow"
+
+check: $(VENV)/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fmt: $(VENV)/ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/ready-dev
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/ready-dev: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $(VENV)/ready $@

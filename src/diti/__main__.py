@@ -1,0 +1,7 @@
+"""`python -m diti`, which torchrun needs."""
+
+import sys
+
+from diti.cli import main
+
+sys.exit(main())

@@ -1,0 +1,226 @@
+"""The command line: a verb is a record of its options with a `run` that calls one function of the package.
+
+Heavy imports happen inside `run`, so that help and complaints come at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import tyro
+
+from diti.config import PRESETS, PretrainConfig, load_yaml, preset, to_yaml
+from diti.core.errors import InputError, nearest
+
+Name = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+Number = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
+Given = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]
+
+
+class Verb(Protocol):
+    def run(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Show what the package does, on the built-in data, with no download."""
+
+    out: Path = Path("runs/demo")  # folder for what the demo makes
+    faces: int = 2_000  # number of toy faces to draw
+
+    def run(self) -> None:
+        from diti.demo import run_demo
+
+        run_demo(self.out, self.faces)
+        _next(f"diti pretrain --data {self.out / 'data'} --out runs/backbone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Turn images of any kind into a dataset folder: decoded once, cropped, resized, with their attributes."""
+
+    src: Given
+    """Folder of images, parquet, CelebA, LFW, FFHQ, LSUN, Diff-AE LMDB, Shapes3D, dSprites, MPI3D, Cars3D, or
+    toyfaces[:N]."""
+    out: Path  # dataset folder to write; the same command continues a stopped run
+    size: int = 64  # side of the images, px
+    kind: Name = None  # read SRC as this kind (folder, parquet, celeba, lfw, ...) instead of detecting it
+    crop: Name = None  # centre, celeba, lfw or whole; by default what the kind of data asks for
+    attributes: File = None  # CSV, TSV or parquet, a row per image: file, split, identity, attributes
+    ignore: Names = ()  # columns of the attribute table to leave out
+    only_labelled: bool = False  # leave out images that the attribute table does not name
+    workers: int = 0  # processes that decode; 0 = one per core
+    overwrite: bool = False  # start again instead of continuing or keeping what is there
+
+    def run(self) -> None:
+        from diti.data.prepare import prepare
+        from diti.data.prepared import is_dataset
+        from diti.data.source import ReadOptions
+        from diti.data.sources import find_source
+        from diti.data.summary import print_summary
+
+        options = ReadOptions(self.size, self.attributes, self.ignore, self.only_labelled)
+        source = find_source(self.src, options, self.kind)
+        if is_dataset(self.out) and not self.overwrite:
+            print(f"{self.out} is complete already; --overwrite starts again")
+        dataset = prepare(
+            source, self.out, self.size, crop=self.crop, overwrite=self.overwrite, workers=self.workers
+        )
+        print_summary(dataset, source.notes)
+        _next(f"diti pretrain --data {self.out} --out runs/backbone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain:
+    """Train a diffusion backbone on images, without labels; the same command continues a stopped run."""
+
+    out: Path  # folder of the run; becomes the backbone folder
+    settings: tyro.conf.OmitArgPrefixes[PretrainConfig]
+    config: File = None  # YAML file of settings, over the preset and under the options given here
+    dry_run: bool = False  # print the resolved settings and stop
+
+    def run(self) -> None:
+        if not self.settings.data:
+            raise InputError("--data is missing; name a dataset folder, a folder of images, or toyfaces")
+        _print_once(to_yaml(self.settings), end="")
+        if self.dry_run:
+            return
+        from diti.diffusion.pretrain import pretrain
+
+        pretrain(self.settings, self.out)
+        _next(f"diti train --method diti --data {self.settings.data} --backbone {self.out} --out runs/model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert:
+    """Bring a diffusion model from elsewhere: the authors' or PDAE's checkpoint, any diffusers UNet2DModel."""
+
+    src: Given  # folder with config.yml and checkpoint, a diffusers folder, or a hub id
+    out: Path  # backbone folder to write
+    size: Number = None  # side of the images, px; the authors' files do not say it
+
+    def run(self) -> None:
+        from diti.interop.authors import convert
+
+        if self.out.exists():
+            raise InputError(f"--out {self.out} exists; choose a new folder")
+        backbone = convert(self.src, self.size)
+        backbone.save(self.out)
+        weights = sum(p.numel() for p in backbone.parameters())
+        print(f"wrote {self.out}: {weights:,} weights, {backbone.size} px, T = {backbone.timesteps}")
+        _next(f"diti sample {self.out} -n 16 --out samples.png")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presets:
+    """List the presets and what each is for."""
+
+    def run(self) -> None:
+        for name, (_, purpose) in PRESETS.items():
+            print(f"{name:<12} {purpose}")
+
+
+VERBS: dict[str, Any] = {
+    "demo": Demo,
+    "prepare": Prepare,
+    "pretrain": Pretrain,
+    "convert": Convert,
+    "presets": Presets,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when all went well, 2 and one line for bad input, 130 when stopped by hand."""
+    # Must stand in the environment before torch is imported: busy waiting slows a shared machine manyfold.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not words or words[0] in ("-h", "--help", "help"):
+            _print_verbs()
+        elif words[0] == "--version":
+            from diti import __version__
+
+            print(__version__)
+        else:
+            parse(words[0], words[1:]).run()
+    except InputError as error:
+        print(f"diti: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("diti: stopped; the same command continues where it can", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def parse(verb: str, words: list[str]) -> Verb:
+    """The record of a verb's options; tyro's boxed complaint becomes one line."""
+    if verb not in VERBS:
+        raise InputError(f"unknown verb {verb!r}; use {', '.join(VERBS)}.{nearest(verb, VERBS)}")
+    default: dict[str, Any] = {"default": _pretrain_defaults(words)} if verb == "pretrain" else {}
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            found: Verb = tyro.cli(VERBS[verb], args=words, prog=f"diti {verb}", **default)
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+        raise InputError(f"{_one_line(complaint.getvalue())} (diti {verb} --help lists the options)") from None
+    return found
+
+
+def _pretrain_defaults(words: list[str]) -> Pretrain:
+    """Preset first, then the YAML file; the command line comes over both when tyro parses it."""
+    settings = preset(_value_of("--preset", words) or PretrainConfig().preset)
+    if (config := _value_of("--config", words)) is not None:
+        settings = load_yaml(settings, Path(config))
+    return Pretrain(out=tyro.MISSING, settings=settings)
+
+
+def _value_of(option: str, words: list[str]) -> str | None:
+    for place, word in enumerate(words):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if word == option and place + 1 < len(words):
+            return words[place + 1]
+    return None
+
+
+def _one_line(box: str) -> str:
+    """What tyro complains of, without its frame: the first part, and the option it thinks was meant."""
+    lines = [re.sub(r"^[│ ]+|[│ ]+$", "", line) for line in box.splitlines()[1:-1]]
+    parts = re.split(r"─{4,}", "\n".join(lines))
+    if parts[0].startswith("Missing"):
+        names = re.findall(r"^(?:--[\w-]+|[A-Z]{2,})", parts[0], re.MULTILINE)
+        return f"missing: {', '.join(names)}"
+    meant = [part for part in parts[1:] if part.strip().startswith("Perhaps you meant")]
+    hint = re.search(r"--[\w.-]+", meant[0]) if meant else None
+    return " ".join(parts[0].split()) + (f". Did you mean {hint[0]}?" if hint else "")
+
+
+def _print_verbs() -> None:
+    print("usage: diti VERB [options]      diti VERB --help tells the options of a verb\n")
+    for name, verb in VERBS.items():
+        print(f"  {name:<10} {verb.__doc__}")
+
+
+def _print_once(text: str, end: str = "\n") -> None:
+    """Print in the first process only, however many torchrun started."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, end=end)
+
+
+def _next(command: str) -> None:
+    _print_once(f"next: {command}")

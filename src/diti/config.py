@@ -1,0 +1,160 @@
+"""Frozen, typed, closed settings: presets are one visible table, unknown keys are errors with a hint."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from diti.core.errors import InputError, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneConfig:
+    """Shape of the diffusion U-Net u_θ (a diffusers UNet2DModel) and its noise schedule."""
+
+    size: int = 32  # side of the image, px
+    unshuffle: int = 1  # fold each f×f block of pixels into channels before the U-Net; 1 = off
+    channels: tuple[int, ...] = (64, 128)  # width of each level, finest first
+    layers: int = 2  # residual blocks per level
+    attention: tuple[int, ...] = ()  # grid sides (px, as the U-Net sees them) at which attention acts
+    head_channels: int = 32  # width of an attention head
+    dropout: float = 0.0
+    timesteps: int = 1000  # T
+    beta_schedule: str = "linear"  # linear (1e-4 .. 0.02), squaredcos_cap_v2 (cosine), or any of diffusers'
+    prediction: str = "epsilon"  # what the network outputs: epsilon, sample (x0) or v_prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How long and how to train; the same for every method. Lengths are counted in images seen."""
+
+    images: int = 1_000_000  # length of the run, images seen
+    train_batch_size: int = 64  # images per optimiser step, over all processes
+    gradient_accumulation_steps: int = 1  # split the batch in this many parts when memory is short
+    learning_rate: float = 1e-4  # used as written, never rescaled
+    lr_warmup_images: int = 0  # the rate rises from 0 over this many images
+    lr_schedule: Literal["constant", "cosine"] = "constant"  # cosine: falls to 0 at the end
+    max_grad_norm: float = 1.0  # gradient clipping; 0 = off
+    ema_decay: float = 0.9999  # per step; rises to this from 0.1 in the first steps
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"  # bf16 and fp16 on GPUs
+    flip: bool = True  # mirror half of the images
+    seed: int = 0
+    log_images: int = 6_400  # a line in the log every so many images
+    validate_images: int = 100_000  # validation loss and a picture every so many images
+    checkpoint_images: int = 50_000  # a state to continue from every so many images
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Everything that decides what `diti pretrain` computes."""
+
+    preset: str = "toyfaces32"
+    data: str = ""
+    init: str | None = None  # fine-tune this backbone instead of starting from random weights
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+def _preset(
+    size: int, unshuffle: int, channels: tuple[int, ...], layers: int, attention: tuple[int, ...], head: int,
+    images: int, batch: int, rate: float,
+    **training: Any,
+) -> PretrainConfig:  # fmt: skip
+    shape = BackboneConfig(
+        size=size, unshuffle=unshuffle, channels=channels, layers=layers, attention=attention, head_channels=head
+    )
+    length = TrainingConfig(images=images, train_batch_size=batch, learning_rate=rate, **training)
+    return PretrainConfig(backbone=shape, training=length)
+
+
+T = TypeVar("T")
+
+
+def preset(name: str) -> PretrainConfig:
+    """The preset of that name."""
+    if name not in PRESETS:
+        raise InputError(f"preset {name!r} is unknown; use {', '.join(PRESETS)}.{nearest(name, PRESETS)}")
+    return dataclasses.replace(PRESETS[name][0], preset=name)
+
+
+def from_mapping(base: T, values: Any, where: str) -> T:
+    """`base` with the values of a mapping; unknown keys and wrong types raise with the nearest valid name."""
+    if not isinstance(values, dict):
+        raise InputError(f"{where} must be a mapping of settings, got {type(values).__name__}")
+    hints = typing.get_type_hints(type(base))
+    changes = {}
+    for key, value in values.items():
+        if key not in hints:
+            hint = nearest(str(key), hints)
+            raise InputError(f"{where}: unknown setting {key!r}; valid: {', '.join(hints)}.{hint}")
+        current = getattr(base, key)
+        if dataclasses.is_dataclass(current):
+            changes[key] = from_mapping(current, value, f"{where}: {key}")
+        else:
+            changes[key] = _checked(value, hints[key], f"{where}: {key}")
+    return dataclasses.replace(base, **changes)  # type: ignore[type-var]
+
+
+def _checked(value: Any, wanted: Any, where: str) -> Any:
+    """The value in the wanted type; whole numbers pass as floats, lists as tuples, nothing else is bent."""
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (types.UnionType, typing.Union):
+        return value if value is None else _checked(value, arguments[0], where)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_checked(item, arguments[0], where) for item in value)
+    if origin is Literal and value in arguments:
+        return value
+    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(wanted, type) and isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
+        return value
+    allowed = " or ".join(map(repr, arguments)) if origin is Literal else getattr(wanted, "__name__", wanted)
+    raise InputError(f"{where} must be {allowed}, got {value!r}")
+
+
+def load_yaml(base: T, path: Path) -> T:
+    """`base` with the settings of a YAML file."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; name a YAML file of settings") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    return from_mapping(base, values or {}, str(path))
+
+
+def to_yaml(config: Any) -> str:
+    """The resolved settings as text that `load_yaml` reads back."""
+    import yaml
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return list(value) if isinstance(value, tuple) else value
+
+    return yaml.safe_dump(plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
+
+
+def differences(before: Any, now: Any, skip: frozenset[str] = frozenset()) -> list[str]:
+    """Names of the settings in which two configs differ, nested ones as outer.inner."""
+    found = []
+    for item in dataclasses.fields(before):
+        old, new = getattr(before, item.name), getattr(now, item.name)
+        if item.name in skip or old == new:
+            continue
+        if dataclasses.is_dataclass(old):
+            found += [f"{item.name}.{inner}" for inner in differences(old, new, skip)]
+        else:
+            found.append(item.name)
+    return found
+
+
+PRESETS: dict[str, tuple[PretrainConfig, str]] = {
+    # name          size  fold  widths     layers  attention  head   images  batch  rate      what it is for
+}

@@ -1,0 +1,77 @@
+"""The only uint8 ↔ [-1, 1] conversion, and captioned grids of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from diti.core.runs import atomic_path
+
+if TYPE_CHECKING:
+    import torch
+
+_INK, _PAPER, _GAP, _FONT_SIZE = (40, 40, 46), (255, 255, 255), 2, 13
+
+
+def to_float(images: np.ndarray) -> torch.Tensor:
+    """uint8 (N, H, W, 3) in 0..255 → float32 (N, 3, H, W) in [-1, 1]."""
+    import torch
+
+    if images.dtype != np.uint8:
+        raise TypeError(f"to_float takes uint8 pixels, got {images.dtype}")
+    return torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).div_(127.5).sub_(1.0)
+
+
+def to_uint8(images: torch.Tensor) -> np.ndarray:
+    """float (N, 3, H, W) in [-1, 1] → uint8 (N, H, W, 3); values outside are clamped, the rest rounded."""
+    import torch
+
+    pixels = images.detach().float().add(1.0).mul(127.5).round_().clamp_(0, 255)
+    return pixels.to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu().numpy()
+
+
+def grid(
+    images: np.ndarray,
+    columns: int,
+    *,
+    row_labels: Sequence[str] = (),
+    column_labels: Sequence[str] = (),
+    title: str = "",
+    scale: int = 0,
+) -> Image.Image:
+    """uint8 (N, H, W, 3) as one picture, filled row by row, with optional labels and title.
+
+    `scale` enlarges every pixel to scale×scale; 0 picks it so that an image is about 96 px wide.
+    """
+    count, height, width, _ = images.shape
+    scale = scale or max(1, round(96 / width))
+    cell_w, cell_h = width * scale, height * scale
+    rows = -(-count // columns)
+    font = ImageFont.load_default(_FONT_SIZE)
+    left = max((int(font.getlength(label)) + 10 for label in row_labels), default=0)
+    line = _FONT_SIZE + 7
+    top = line * (bool(title) + bool(column_labels))
+    right = left + columns * (cell_w + _GAP) - _GAP
+    sheet = Image.new("RGB", (max(right, int(font.getlength(title))), top + rows * (cell_h + _GAP) - _GAP), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    draw.text((left, 2), title, _INK, font)
+    for column, label in enumerate(column_labels):
+        middle = left + column * (cell_w + _GAP) + cell_w / 2
+        draw.text((middle, top - line + 2), label, _INK, font, anchor="ma")
+    for row, label in enumerate(row_labels):
+        draw.text((left - 6, top + row * (cell_h + _GAP) + cell_h / 2), label, _INK, font, anchor="rm")
+    for index, pixels in enumerate(images):
+        place = (left + index % columns * (cell_w + _GAP), top + index // columns * (cell_h + _GAP))
+        sheet.paste(Image.fromarray(pixels).resize((cell_w, cell_h), Image.Resampling.NEAREST), place)
+    return sheet
+
+
+def save_picture(picture: Image.Image, path: Path) -> Path:
+    """Write a PNG (or whatever the name's ending says) under a temporary name and rename it."""
+    with atomic_path(path) as temporary:
+        picture.save(temporary, format=Image.registered_extensions().get(path.suffix.lower(), "PNG"))
+    return path

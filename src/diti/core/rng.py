@@ -1,0 +1,70 @@
+"""Randomness is an argument: every random number comes from (seed, purpose, index) and from nothing else.
+
+Two purposes never share a stream, and a run that continues at image 12,800 draws what the uninterrupted
+run would have drawn there, because `index` is the position and not the history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 16  # images whose random numbers come from one stream
+
+
+def stream_seed(seed: int, purpose: str, index: int = 0) -> int:
+    """63-bit seed of the stream (seed, purpose, index), the same on every machine and Python version."""
+    digest = hashlib.sha256(f"{seed}/{purpose}/{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def numpy_generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
+    """NumPy generator of the stream (seed, purpose, index)."""
+    return np.random.Generator(np.random.PCG64(stream_seed(seed, purpose, index)))
+
+
+def torch_generator(seed: int, purpose: str, index: int = 0) -> torch.Generator:
+    """CPU torch generator of the stream; draw on the CPU and move, so that every device sees the same."""
+    import torch
+
+    return torch.Generator().manual_seed(stream_seed(seed, purpose, index))
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers for the images at positions start .. start + count - 1 of a training run.
+
+    They are drawn in blocks of fixed place, so image p gets the same numbers whether the batch is computed at
+    once, in parts, or by several processes.
+    """
+
+    seed: int
+    start: int
+    count: int
+
+    def normal(self, purpose: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Standard normal float32 (count, *shape)."""
+        import torch
+
+        return self._blocks(purpose, lambda rng: torch.randn((BLOCK, *shape), generator=rng))
+
+    def integers(self, purpose: str, below: int) -> torch.Tensor:
+        """Uniform int64 (count,) in 0 .. below - 1."""
+        import torch
+
+        return self._blocks(purpose, lambda rng: torch.randint(below, (BLOCK,), generator=rng))
+
+    def _blocks(self, purpose: str, draw: Callable[[torch.Generator], torch.Tensor]) -> torch.Tensor:
+        import torch
+
+        first, last = self.start // BLOCK, (self.start + self.count - 1) // BLOCK
+        blocks = [draw(torch_generator(self.seed, purpose, block)) for block in range(first, last + 1)]
+        offset = self.start - first * BLOCK
+        return torch.cat(blocks)[offset : offset + self.count]

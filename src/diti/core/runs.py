@@ -1,0 +1,139 @@
+"""Run folders: atomic writes, hashes, versions, and a JSON-lines log that survives a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from diti.core.errors import InputError
+
+_VERSIONED = ("diti", "torch", "diffusers", "accelerate", "numpy", "scikit-learn", "pyarrow")
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, renamed to it when the block ends well and removed when it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        _flush_to_disk(temporary)
+        _rename_over(temporary, path)
+    finally:
+        _remove(temporary)
+
+
+def _rename_over(temporary: Path, path: Path) -> None:
+    """A file replaces a file in one step; a folder has to step aside first."""
+    if not path.is_dir():
+        temporary.replace(path)
+        return
+    aside = path.with_name(f".{path.name}.{os.getpid()}.old")
+    path.rename(aside)
+    temporary.rename(path)
+    _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush_to_disk(path: Path) -> None:
+    """Contents must be on the disk before the name points to them, or a power cut leaves an empty file."""
+    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file, or nothing."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, record: Any) -> None:
+    """Write a whole JSON file, or nothing."""
+    write_text(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file; InputError that names it when it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid JSON ({error})") from None
+
+
+def sha256_file(path: Path) -> str:
+    """Hex digest of a file's contents."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def sha256_folder(folder: Path) -> str:
+    """Hex digest of the names and contents of all files below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{sha256_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on, read without importing it."""
+    found = {"python": platform.python_version()}
+    for name in _VERSIONED:
+        found[name] = metadata.version(name)
+    return found
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run: `config.yaml` (resolved), `run.json` (inputs, versions) and `log.jsonl`."""
+
+    path: Path
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log.jsonl"
+
+    def begin(self, config_yaml: str, inputs: dict[str, Any]) -> None:
+        """Write what the run is made of, before its first step."""
+        write_text(self.path / "config.yaml", config_yaml)
+        write_json(self.path / "run.json", {**inputs, "versions": versions()})
+
+    def log(self, **record: Any) -> None:
+        """Append one line to the log."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(record) + "\n")
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The records of the log; a line torn by a kill is left out."""
+        if not self.log_path.exists():
+            return []
+        records = []
+        for line in self.log_path.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return records
+
+    def rewind_log(self, images: int) -> None:
+        """Forget what was logged after `images` images: a continued run will log it again."""
+        kept = [r for r in self.read_log() if r.get("images", 0) <= images]
+        write_text(self.log_path, "".join(json.dumps(r) + "\n" for r in kept))

@@ -1,0 +1,51 @@
+"""Training states on disk: written whole or not at all, checked by hash, the one before kept."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from diti.core.errors import InputError
+from diti.core.runs import atomic_path, read_json, sha256_file, write_json
+
+TENSORS, FACTS = "tensors.safetensors", "state.json"
+KEPT = 2  # the newest state and the one before
+
+
+def save_state(folder: Path, images: int, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
+    """Write the state after `images` images as folder/<images>/ and drop all but the newest two."""
+    with atomic_path(folder / f"{images:012d}") as temporary:
+        temporary.mkdir()
+        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary / TENSORS)
+        digest = sha256_file(temporary / TENSORS)
+        write_json(temporary / FACTS, {**facts, "images": images, "sha256": digest})
+    for old in _states(folder)[:-KEPT]:
+        shutil.rmtree(old)
+
+
+def load_state(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[str]] | None:
+    """Tensors and facts of the newest undamaged state, and notes on damaged ones; None when there is no state."""
+    notes: list[str] = []
+    for path in reversed(_states(folder)):
+        try:
+            facts = read_json(path / FACTS)
+            if facts["sha256"] != sha256_file(path / TENSORS):
+                raise InputError("its hash does not match")
+            return load_file(path / TENSORS), facts, notes
+        except (InputError, OSError, KeyError, SafetensorError) as error:
+            notes.append(f"the state {path} is damaged ({error}) and was passed over")
+    if notes:
+        raise InputError(f"{notes[-1]}; no undamaged state is left in {folder}: remove that folder to start again")
+    return None
+
+
+def _states(folder: Path) -> list[Path]:
+    """Complete states, oldest first. Names of states in the making begin with a dot."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if p.is_dir() and p.name.isdigit())

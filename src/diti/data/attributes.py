@@ -1,0 +1,239 @@
+"""Attribute tables: 0/1 integers are binary attributes, floats are continuous, everything else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from diti.core.errors import InputError, nearest
+
+Column: TypeAlias = pa.Array | pa.ChunkedArray | np.ndarray | Sequence
+RESERVED = ("file", "split", "identity")  # columns of a dataset table that are not attributes
+SPLITS = ("train", "valid", "test")
+FILE_COLUMNS = ("file", "file_name", "filename", "image_id", "image", "path", "name", "id")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+_SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training", "trn", "0"), "train"),
+    **dict.fromkeys(("valid", "validation", "val", "dev", "1"), "valid"),
+    **dict.fromkeys(("test", "testing", "tst", "2"), "test"),
+}
+
+
+def split_word(word: object) -> str | None:
+    """'val' → 'valid', 2 → 'test', ...; None for a word that names no split."""
+    return _SPLIT_WORDS.get(str(word).strip().lower())
+
+
+def attribute_column(name: str, values: Column) -> pa.Array:
+    """Int8 0/1 for 0/1, -1/1 and booleans; float32 for other numbers; InputError for the rest."""
+    array = _one_array(values)
+    if array.null_count:
+        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise InputError(
+            f"attribute {name!r} is empty in row {row + 1} ({array.null_count} empty in all); "
+            f"fill it, or leave the column out with --ignore {name}"
+        )
+    numbers = _numbers(name, array)
+    present = set(np.unique(numbers).tolist())
+    if present <= {0.0, 1.0}:
+        return pa.array(numbers.astype(np.int8))
+    if present <= {-1.0, 1.0}:
+        return pa.array((numbers > 0).astype(np.int8))
+    return pa.array(numbers.astype(np.float32))
+
+
+def _one_array(values: Column) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    return values if isinstance(values, pa.Array) else pa.array(values)
+
+
+def _numbers(name: str, array: pa.Array) -> np.ndarray:
+    try:
+        numbers = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        bad = next((v for v in array.to_pylist() if not _is_number(v)), array[0].as_py())
+        raise InputError(
+            f"attribute {name!r} has the value {str(bad)[:40]!r}; values must be 0/1, -1/1 or numbers: "
+            f"change it, or leave the column out with --ignore {name}"
+        ) from None
+    if not np.isfinite(numbers).all():
+        row = int(np.flatnonzero(~np.isfinite(numbers))[0])
+        raise InputError(
+            f"attribute {name!r} is not a finite number in row {row + 1}; "
+            f"change it, or leave the column out with --ignore {name}"
+        )
+    return numbers
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return True
+
+
+def dataset_table(
+    files: Sequence[str],
+    *,
+    split: Column | None = None,
+    identity: Column | None = None,
+    attributes: dict[str, Column] | None = None,
+) -> pa.Table:
+    """The table of a source: file, split and identity where known, then the checked attributes."""
+    columns: dict[str, pa.Array] = {"file": pa.array([str(f) for f in files], pa.string())}
+    if split is not None:
+        columns["split"] = pa.array(_split_words(split), pa.string())
+    if identity is not None:
+        people = _python_values(identity)
+        if None in people:
+            raise InputError(
+                f"identity is empty in row {people.index(None) + 1}; fill it, or add --ignore identity"
+            )
+        columns["identity"] = pa.array([str(person) for person in people], pa.string())
+    for name, values in (attributes or {}).items():
+        if name in RESERVED:
+            raise InputError(f"an attribute may not be called {name!r}; rename the column")
+        columns[name] = attribute_column(name, values)
+    return pa.table(columns)
+
+
+def _python_values(values: Column) -> list[object]:
+    return values.to_pylist() if isinstance(values, pa.Array | pa.ChunkedArray) else list(values)
+
+
+def _split_words(values: Column) -> list[str]:
+    words = []
+    for value in _python_values(values):
+        word = split_word(value)
+        if word is None:
+            raise InputError(f"split {value!r} is unknown; use train, valid or test (or 0, 1, 2)")
+        words.append(word)
+    return words
+
+
+def read_table(path: Path) -> pa.Table:
+    """A CSV, TSV or parquet file as a table."""
+    try:
+        if path.suffix.lower() == ".parquet":
+            return pyarrow.parquet.read_table(path)
+        parse = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        with pyarrow.csv.open_csv(path, parse_options=parse) as head:
+            names = [name for name in head.schema.names if name.lower() in FILE_COLUMNS]
+        # A file called 000001 must not become the number 1.
+        convert = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+        return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path} cannot be read as a table: {str(error).splitlines()[0]}") from None
+
+
+def file_column(table: pa.Table, path: Path) -> str:
+    """The column that names the image of each row: a well-known name, else the first column of text."""
+    lower = {name.lower(): name for name in reversed(table.column_names)}
+    for name in FILE_COLUMNS:
+        if name in lower:
+            return lower[name]
+    if table.num_columns and pa.types.is_string(table.schema.field(0).type):
+        return table.column_names[0]
+    raise InputError(
+        f"{path} has no column that names the images; call it one of {', '.join(FILE_COLUMNS[:4])} "
+        f"(found: {', '.join(table.column_names[:6])})"
+    )
+
+
+def join_attributes(
+    files: Sequence[str], path: Path, *, ignore: Collection[str] = (), only_labelled: bool = False
+) -> tuple[list[int], pa.Table, tuple[str, ...]]:
+    """Match a table of attributes to files by relative path, else by name, else by name without its ending.
+
+    Returns the row numbers of `files` that are kept, their dataset table, and notes for the user.
+    """
+    table = read_table(path)
+    key = file_column(table, path)
+    check_ignored(ignore, table.column_names, path)
+    rows_of = _match_rows(files, [str(v) for v in table[key].to_pylist()], path)
+    found = np.array([row >= 0 for row in rows_of])
+    if not found.all() and not only_labelled:
+        lacking = [files[i] for i in np.flatnonzero(~found)[:2].tolist()]
+        raise InputError(
+            f"{path} has a row for {int(found.sum()):,} of {len(files):,} images; without one: "
+            f"{', '.join(lacking)}. Add rows, or leave such images out with --only-labelled"
+        )
+    kept = np.flatnonzero(found).tolist()
+    rows = table.take(pa.array([rows_of[i] for i in kept]))
+    extra = table.num_rows - len({rows_of[i] for i in kept})
+    notes = (f"{extra:,} rows of {path.name} name no image and were left out",) if extra else ()
+    return kept, table_from_columns([files[i] for i in kept], rows, skip={key, *ignore}), notes
+
+
+def check_ignored(ignore: Collection[str], columns: Sequence[str], path: Path) -> None:
+    """A misspelt --ignore must not pass in silence."""
+    for name in ignore:
+        if name not in columns:
+            raise InputError(f"--ignore {name}: {path} has no such column.{nearest(name, columns)}")
+
+
+def table_from_columns(files: Sequence[str], rows: pa.Table, skip: Collection[str]) -> pa.Table:
+    """The dataset table of rows that already lie in the order of `files`."""
+    names = [n for n in rows.column_names if n not in skip]
+    return dataset_table(
+        files,
+        split=rows["split"] if "split" in names else None,
+        identity=rows["identity"] if "identity" in names else None,
+        attributes={n: rows[n] for n in names if n not in RESERVED},
+    )
+
+
+def _match_rows(files: Sequence[str], named: Sequence[str], path: Path) -> list[int]:
+    """For each file the row that names it, or -1. The first way of naming that matches any file is taken."""
+    ways = (
+        lambda f: str(PurePosixPath(f)),
+        lambda f: PurePosixPath(f).name,
+        lambda f: PurePosixPath(f).stem,
+    )
+    for way in ways:
+        row_of = {way(name): row for row, name in enumerate(named)}
+        rows = [row_of.get(way(file), -1) for file in files]
+        if any(row >= 0 for row in rows):
+            _refuse_ambiguous(way, files, rows, path)
+            return rows
+    raise InputError(
+        f"{path} matches none of the {len(files):,} images: it names {', '.join(map(repr, named[:2]))}, "
+        f"the folder holds {', '.join(map(repr, files[:2]))}"
+    )
+
+
+def _refuse_ambiguous(way, files: Sequence[str], rows: Sequence[int], path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Two images that share one row under this way of naming would silently get the same labels."""
+    seen: dict[int, str] = {}
+    for file, row in zip(files, rows, strict=True):
+        if row >= 0 and row in seen:
+            raise InputError(
+                f"{path}: one row stands for both {seen[row]} and {file} ({way(file)!r}); "
+                "name the images by their path inside the folder"
+            )
+        if row >= 0:
+            seen[row] = file
+
+
+def attribute_names(table: pa.Table) -> list[str]:
+    """Names of the attribute columns of a dataset table."""
+    return [name for name in table.column_names if name not in RESERVED]
+
+
+def is_binary(column: pa.ChunkedArray) -> bool:
+    """Whether an attribute column is binary (0/1 integers) rather than continuous."""
+    return bool(pa.types.is_integer(column.type))
+
+
+def positive_share(column: pa.ChunkedArray) -> float:
+    """Mean of a column: the share of positives of a binary attribute."""
+    return float(pc.mean(column).as_py())

@@ -1,0 +1,150 @@
+"""One picture of any kind → uint8 RGB at the wanted size. The only Pillow decoding in the package."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from diti.core.errors import InputError, nearest
+from diti.data.source import Picture
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom, px
+
+
+def centre_box(width: int, height: int) -> Box:
+    """The largest centred square."""
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def celeba_box(width: int, height: int) -> Box:
+    """The field's crop of aligned CelebA: 128 px around (89, 121). Other sizes are not aligned faces."""
+    if (width, height) != (178, 218):
+        return centre_box(width, height)
+    return 25.0, 57.0, 153.0, 185.0
+
+
+def lfw_box(width: int, height: int) -> Box:
+    """LFW: resize to 1.1 times the wanted size and cut the centre out, i.e. the central 1/1.1."""
+    left, top, right, bottom = centre_box(width, height)
+    margin = (right - left) * (1 - 1 / 1.1) / 2
+    return left + margin, top + margin, right - margin, bottom - margin
+
+
+def whole_box(width: int, height: int) -> Box:
+    """The whole picture, stretched to a square."""
+    return 0.0, 0.0, float(width), float(height)
+
+
+CROPS: dict[str, Callable[[int, int], Box]] = {
+    "centre": centre_box,
+    "celeba": celeba_box,
+    "lfw": lfw_box,
+    "whole": whole_box,
+}
+
+
+def check_crop(crop: str) -> None:
+    """InputError for a crop that does not exist."""
+    if crop not in CROPS:
+        raise InputError(f"crop {crop!r} is unknown; use {', '.join(CROPS)}.{nearest(crop, CROPS)}")
+
+
+class Unreadable(Exception):
+    """This picture cannot be decoded; the message says why."""
+
+
+def decode(picture: Picture, size: int, crop: str) -> np.ndarray:
+    """uint8 (size, size, 3). Raises Unreadable for anything that is not a whole image."""
+    if isinstance(picture, Exception):
+        raise Unreadable(_reason(picture)) from picture
+    try:
+        if isinstance(picture, np.ndarray):
+            return _fit(Image.fromarray(picture), size, crop)
+        with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as image:
+            return _fit(image, size, crop)
+    except UnidentifiedImageError:
+        raise Unreadable("not an image that Pillow knows") from None
+    # Pillow's decoders raise a wide range of errors on broken files; one bad file must never stop a run.
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        IndexError,
+        TypeError,
+        Image.DecompressionBombError,
+    ) as error:
+        raise Unreadable(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "file is missing"
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _fit(image: Image.Image, size: int, crop: str) -> np.ndarray:
+    """Crop and resize in one resampling; the box is computed for the upright picture."""
+    width, height = image.size
+    _draft(image, size, crop)
+    shrink = image.size[0] / width
+    upright = to_rgb(ImageOps.exif_transpose(image) if _is_rotated(image) else image)
+    if upright.size != image.size:  # turned by 90 degrees: width and height have changed places
+        width, height = height, width
+    box = CROPS[crop](width, height)
+    if shrink != 1.0:
+        scale = (upright.size[0] / width, upright.size[1] / height) * 2
+        box = tuple(edge * s for edge, s in zip(box, scale, strict=True))  # type: ignore[assignment]
+    if upright.size == (size, size) and box == (0.0, 0.0, size, size):
+        return np.asarray(upright)
+    return np.asarray(upright.resize((size, size), Image.Resampling.BICUBIC, box=box))
+
+
+def _draft(image: Image.Image, size: int, crop: str) -> None:
+    """Let the JPEG decoder skip detail of large photos, as long as twice the wanted size remains."""
+    if image.format == "JPEG":
+        left, top, right, bottom = CROPS[crop](*image.size)
+        spare = min(right - left, bottom - top) / (2 * size)
+        if spare >= 2:
+            image.draft(image.mode, (int(image.size[0] / spare), int(image.size[1] / spare)))
+
+
+def _is_rotated(image: Image.Image) -> bool:
+    return bool(image.getexif().get(0x0112, 1) != 1)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow mode as RGB: transparency over white, 16-bit and float scaled to the 8-bit range."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        image.load()
+        return image
+    if image.mode.startswith("I") or image.mode == "F":
+        return Image.fromarray(_eight_bit(np.asarray(image))).convert("RGB")
+    if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bit(values: np.ndarray) -> np.ndarray:
+    """Grey values of 16-bit integers, of 8-bit integers in a wide type, or of floats (0..1 or 0..255)."""
+    if values.dtype.kind == "f":
+        scale = 255.0 if np.nanmax(values) <= 1.0 else 1.0
+    else:
+        scale = 1 / 257 if values.dtype.itemsize == 2 or values.max() > 255 else 1.0
+    return np.clip(np.rint(np.nan_to_num(values.astype(np.float64)) * scale), 0, 255).astype(np.uint8)
+
+
+def decode_file(path: Path, size: int, crop: str = "centre") -> np.ndarray:
+    """`decode` of one file the user named: InputError instead of Unreadable."""
+    try:
+        return decode(path, size, crop)
+    except Unreadable as error:
+        raise InputError(f"{path} cannot be read as an image: {error}") from None

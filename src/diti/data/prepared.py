@@ -1,0 +1,145 @@
+"""A dataset folder: `images.npy` (memory map), `table.parquet`, `dataset.json`; and batches drawn from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from diti.core.errors import InputError, nearest
+from diti.core.rng import numpy_generator
+from diti.core.runs import read_json
+from diti.data.attributes import SPLITS, attribute_names, is_binary
+
+IMAGES, TABLE, INFO = "images.npy", "table.parquet", "dataset.json"
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether `path` is a complete dataset folder: the description is written last."""
+    return (path / INFO).is_file()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """An opened dataset folder. Opening costs no memory: pixels are read when rows are asked for."""
+
+    path: Path
+    images: np.ndarray  # uint8 (N, H, W, 3), a memory map
+    table: pa.Table
+    info: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def name(self) -> str:
+        return str(self.info["name"])
+
+    @property
+    def size(self) -> int:
+        """Side of the images, px."""
+        return int(self.images.shape[1])
+
+    @property
+    def hash(self) -> str:
+        """sha256 over pixels and table, made when the folder was written."""
+        return str(self.info["hash"])
+
+    @cached_property
+    def attributes(self) -> list[str]:
+        return attribute_names(self.table)
+
+    def is_binary(self, attribute: str) -> bool:
+        return is_binary(self._column(attribute))
+
+    def labels(self, attributes: list[str] | None = None) -> np.ndarray:
+        """float32 (N, A) of the given attributes, by default of all."""
+        names = self.attributes if attributes is None else attributes
+        if not names:
+            return np.zeros((len(self), 0), np.float32)
+        return np.stack([self._column(n).to_numpy().astype(np.float32) for n in names], axis=1)
+
+    def _column(self, attribute: str) -> pa.ChunkedArray:
+        if attribute not in self.attributes:
+            known = ", ".join(self.attributes[:8]) or "none"
+            hint = nearest(attribute, self.attributes)
+            raise InputError(f"{self.path} has no attribute {attribute!r} (it has {known}).{hint}")
+        return self.table[attribute]
+
+    def rows(self, split: str | None = None) -> np.ndarray:
+        """Row numbers of a split, in order; of all images without one."""
+        if split is None:
+            return np.arange(len(self))
+        if split not in SPLITS:
+            raise InputError(f"split {split!r} is unknown; use {', '.join(SPLITS)}")
+        return np.flatnonzero(self.table["split"].to_numpy(zero_copy_only=False) == split)
+
+    def pixels(self, rows: np.ndarray, flips: np.ndarray | None = None) -> np.ndarray:
+        """uint8 (B, H, W, 3) of the given rows; where `flips` is true, mirrored left to right."""
+        batch = self.images[rows]
+        if flips is not None:
+            batch[flips] = batch[flips, :, ::-1]
+        return batch
+
+
+def open_dataset(path: Path) -> Dataset:
+    """Open a complete dataset folder, or say what is wrong with it."""
+    if not is_dataset(path):
+        raise InputError(f"{path} is not a complete dataset folder ({INFO} is missing); run diti prepare")
+    info = read_json(path / INFO)
+    for name in (IMAGES, TABLE):
+        if not (path / name).is_file():
+            raise InputError(f"{path} is damaged: {name} is missing; run diti prepare with --overwrite")
+    try:
+        images = np.load(path / IMAGES, mmap_mode="r", allow_pickle=False)
+        table = pyarrow.parquet.read_table(path / TABLE)
+    except (ValueError, OSError, pa.ArrowInvalid) as error:
+        raise InputError(f"{path} is damaged ({error}); run diti prepare with --overwrite") from None
+    if images.dtype != np.uint8 or images.ndim != 4 or len(images) != table.num_rows:
+        raise InputError(
+            f"{path} is damaged: {IMAGES} has shape {images.shape}, {TABLE} {table.num_rows} rows; "
+            "run diti prepare with --overwrite"
+        )
+    return Dataset(path, images, table, info)
+
+
+class Stream:
+    """An endless shuffled walk over rows: every epoch is a new order, and any stretch can be asked for directly.
+
+    What stands at position p depends on (seed, p) only. So a continued run goes on where it stopped, and each of
+    several processes takes its own stretch of the same walk.
+    """
+
+    def __init__(self, rows: np.ndarray, seed: int, *, flip: bool) -> None:
+        if len(rows) == 0:
+            raise InputError("the dataset has no image in this split; use another split or more images")
+        self.all_rows, self.seed, self.flip = rows, seed, flip
+        self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def take(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and flips of the positions start .. start + count - 1."""
+        size = len(self.all_rows)
+        rows, flips = [], []
+        position, end = start, start + count
+        while position < end:
+            epoch, place = divmod(position, size)
+            order, flipped = self._shuffled(epoch)
+            stop = min(size, place + end - position)
+            rows.append(order[place:stop])
+            flips.append(flipped[place:stop])
+            position += stop - place
+        return np.concatenate(rows), np.concatenate(flips)
+
+    def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Order and flips of one epoch; the latest is kept, because it is asked for again and again."""
+        if self._epoch is None or self._epoch[0] != epoch:
+            rng = numpy_generator(self.seed, "epoch", epoch)
+            order = self.all_rows[rng.permutation(len(self.all_rows))]
+            flips = rng.random(len(order)) < 0.5 if self.flip else np.zeros(len(order), bool)
+            self._epoch = (epoch, order, flips)
+        return self._epoch[1], self._epoch[2]

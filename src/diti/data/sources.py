@@ -1,0 +1,82 @@
+"""From what a user names to a `Source`: each kind of data is detected from what the path holds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from diti import __version__
+from diti.core.errors import InputError, nearest
+from diti.data import celeba, factors, folder, lfw, lmdbs, parquet, toyfaces_source
+from diti.data.prepare import fingerprint, prepare
+from diti.data.prepared import Dataset, is_dataset, open_dataset
+from diti.data.source import ReadOptions, Source
+
+DEFAULT_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of source, and how it is recognised and read."""
+
+    name: str
+    about: str
+    detect: Callable[[Path], bool]
+    open_source: Callable[[Path, ReadOptions], Source]
+
+
+KINDS = (  # asked in this order; the first that recognises a path reads it
+    Kind("shapes3d", "Shapes3D, 3dshapes.h5", factors.detect_shapes3d, factors.open_shapes3d),
+    Kind("dsprites", "dSprites, *.npz", factors.detect_dsprites, factors.open_dsprites),
+    Kind("mpi3d", "MPI3D, *.npz", factors.detect_mpi3d, factors.open_mpi3d),
+    Kind("cars3d", "Cars3D, a folder of *.mat", factors.detect_cars3d, factors.open_cars3d),
+    Kind("parquet", "parquet with an image column, file or shards", parquet.detect, parquet.open_source),
+    Kind("diffae", "Diff-AE's LMDB (keys size-index)", lmdbs.detect_diffae, lmdbs.open_diffae),
+    Kind("lsun", "LSUN's LMDB", lmdbs.detect_lsun, lmdbs.open_lsun),
+    Kind("celeba", "CelebA's own layout", celeba.detect, celeba.open_source),
+    Kind("lfw", "LFW's own layout", lfw.detect, lfw.open_source),
+    Kind("folder", "a folder of images (FFHQ too), any nesting", folder.detect, folder.open_source),
+)
+
+
+def find_source(location: str, options: ReadOptions, kind: str | None = None) -> Source:
+    """The source at `location`: a path, or `toyfaces[:N]`."""
+    if kind is None and toyfaces_source.is_toyfaces(location) and not Path(location).exists():
+        return toyfaces_source.open_source(location, options)
+    path = Path(location).expanduser()
+    if not path.exists():
+        hint = "; to use the built-in faces write toyfaces" if "toy" in location else ""
+        raise InputError(f"{location} does not exist; name a file or folder of images{hint}")
+    if kind is not None:
+        return _kind(kind).open_source(path, options)
+    for candidate in KINDS:
+        if candidate.detect(path):
+            return candidate.open_source(path, options)
+    known = "; ".join(k.about for k in KINDS)
+    raise InputError(f"{location} is of no kind that can be read; known: {known}; toyfaces[:N]")
+
+
+def _kind(name: str) -> Kind:
+    for kind in KINDS:
+        if kind.name == name:
+            return kind
+    names = [k.name for k in KINDS]
+    raise InputError(f"--kind {name} is unknown; use {', '.join(names)}.{nearest(name, names)}")
+
+
+def open_data(location: str, size: int = DEFAULT_SIZE) -> Dataset:
+    """What `--data` accepts: a dataset folder as it is; anything else is prepared into the cache first."""
+    path = Path(location).expanduser()
+    if is_dataset(path):
+        return open_dataset(path)
+    source = find_source(location, ReadOptions(size=size))
+    key = hashlib.sha256(f"{__version__}/{fingerprint(source)}/{size}/{source.crop}".encode()).hexdigest()[:12]
+    return prepare(source, cache_folder() / f"{source.name}-{size}px-{key}", size)
+
+
+def cache_folder() -> Path:
+    """Where data is prepared that was not given as a dataset folder: $DITI_CACHE, else ~/.cache/diti."""
+    return Path(os.environ.get("DITI_CACHE") or Path.home() / ".cache" / "diti")

@@ -1,0 +1,32 @@
+"""Train, valid and test for sources that bring none: stable, by hash, whole persons together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+VALID_SHARE = 0.1
+TEST_SHARE = 0.1
+
+
+def split_by_hash(key: str) -> str:
+    """The split of one key (a file name or a person): always the same, whatever else is in the set."""
+    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+    if place < TEST_SHARE:
+        return "test"
+    return "valid" if place < TEST_SHARE + VALID_SHARE else "train"
+
+
+def hash_splits(keys: Sequence[str]) -> list[str]:
+    """`split_by_hash` of every key."""
+    return [split_by_hash(key) for key in keys]
+
+
+def with_split(table: pa.Table) -> pa.Table:
+    """The table with a split column in second place: its own, else by person, else by file name."""
+    if "split" in table.column_names:
+        return table
+    keys = table["identity" if "identity" in table.column_names else "file"].to_pylist()
+    return table.add_column(1, "split", pa.array(hash_splits(keys), pa.string()))

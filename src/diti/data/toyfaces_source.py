@@ -1,0 +1,50 @@
+"""`toyfaces[:N]` as a source: faces are rendered when their rows are read, straight at the wanted size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from diti.core.errors import InputError
+from diti.data.attributes import dataset_table
+from diti.data.source import Picture, ReadOptions, Source
+from diti.data.toyfaces import ATTRIBUTES, check_size, render, sample
+
+DEFAULT_COUNT = 20_000
+MOST = 10_000_000
+SEED = 0  # the set called toyfaces is always the same one
+
+
+def is_toyfaces(location: str) -> bool:
+    """Whether a location names the built-in faces."""
+    return location.split(":")[0] == "toyfaces"
+
+
+def open_source(location: str, options: ReadOptions) -> Source:
+    """The first N toy faces with all their attributes."""
+    match = re.fullmatch(r"toyfaces(?::([\d_]+))?", location)
+    count = int(match[1] or DEFAULT_COUNT) if match else 0
+    if not 1 <= count <= MOST:
+        raise InputError(f"{location} is not understood; write toyfaces or toyfaces:N with N from 1 to {MOST:,}")
+    check_size(options.size)
+    factors = sample(count, SEED)
+    table = dataset_table(
+        [f"face-{index:07d}" for index in range(count)],
+        attributes={a.name: factors[a.name] for a in ATTRIBUTES},
+    )
+    return Source("toyfaces", location, table, ReadToyFaces(options.size))
+
+
+@dataclass(frozen=True)
+class ReadToyFaces:
+    """Renders the faces of the rows asked for."""
+
+    size: int
+
+    def __call__(self, rows: Sequence[int]) -> Iterable[Picture]:
+        if len(rows) == 0:
+            return []
+        first, last = rows[0], rows[-1]
+        factors = sample(last - first + 1, SEED, start=first)
+        return list(render(factors[[row - first for row in rows]], self.size))

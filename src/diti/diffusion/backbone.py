@@ -1,0 +1,379 @@
+"""The diffusion U-Net u_θ: always a diffusers UNet2DModel and a diffusers scheduler, on disk as a folder.
+
+`unet/` and `scheduler/` are diffusers' own; `backbone.json` is the `Wrapping`: what diffusers cannot say.
+Letters: B images, f pixel-unshuffle factor, T time-steps. Code time-steps are 0..T-1.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.attention_processor import Attention
+from diffusers.models.embeddings import TimestepEmbedding, Timesteps
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.unets.unet_2d import UNet2DModel
+from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from diti.config import BackboneConfig
+from diti.core.errors import InputError, nearest
+from diti.core.rng import stream_seed
+from diti.diffusion.files import load_strictly, locate, read_json, read_scheduler, read_weights
+from diti.diffusion.schedule import (
+    PREDICTION_TYPES,
+    Schedule,
+    eps_from_output,
+    gather,
+    x0_from_eps,
+    x0_from_v,
+)
+
+IMAGE_CHANNELS = 3
+DOWN_BLOCKS = ("DownBlock2D", "AttnDownBlock2D", "ResnetDownsampleBlock2D")
+UP_BLOCKS = ("UpBlock2D", "AttnUpBlock2D", "ResnetUpsampleBlock2D")
+BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "laplace", "sigmoid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapping:
+    """What diffusers' config cannot say about a backbone: the content of backbone.json."""
+
+    unshuffle: int = 1  # f: each f×f block of pixels is folded into channels before the U-Net
+    heads: int | None = None  # heads of every attention layer whatever its width; None: as config.json says
+    time_width: int | None = None  # width of the sinusoidal time features; None: the first level's width
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            optional = field.default is None and value is None
+            if not optional and not (isinstance(value, int) and value >= 1):
+                raise InputError(f"backbone.json has {field.name} {value!r}; give a whole number of 1 or more")
+
+
+class Backbone(nn.Module):
+    """u_θ over images (B,3,H,W) in [-1,1], whatever its pixel-unshuffle, learned sigma or prediction type."""
+
+    def __init__(self, unet: UNet2DModel, scheduler: Any, wrapping: Wrapping | None = None) -> None:
+        super().__init__()
+        self.unet = unet
+        self.scheduler = scheduler
+        self.wrapping = wrapping or Wrapping()
+        self.schedule = Schedule.from_scheduler(scheduler)
+        self.prediction_type = _prediction_type(scheduler)
+        self.channels = IMAGE_CHANNELS
+
+    @property
+    def unshuffle(self) -> int:
+        """f, 1 where the U-Net sees the pixels themselves."""
+        return self.wrapping.unshuffle
+
+    @property
+    def size(self) -> int:
+        """Side of the image, px."""
+        side = self.unet.config["sample_size"]
+        return (side if isinstance(side, int) else side[0]) * self.unshuffle
+
+    @property
+    def timesteps(self) -> int:
+        """T."""
+        return self.schedule.timesteps
+
+    def fold(self, x: Tensor) -> Tensor:
+        """(B,3,H,W) image -> (B,3f²,H/f,W/f) grid that the U-Net sees."""
+        return F.pixel_unshuffle(x, self.unshuffle) if self.unshuffle > 1 else x
+
+    def unfold(self, out: Tensor) -> Tensor:
+        """U-Net output -> (B,3,H,W). Where the network learns sigma, the first half of the channels: the mean."""
+        mean = out[:, : self.unet.config["in_channels"]]
+        return F.pixel_shuffle(mean, self.unshuffle) if self.unshuffle > 1 else mean
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """(B,3,H,W), (B,) -> (B,3,H,W): what the network predicts, by `prediction_type`."""
+        return self.unfold(self.unet(self.fold(x), t, return_dict=False)[0])
+
+    def eps(self, x: Tensor, t: Tensor) -> Tensor:
+        """(B,3,H,W) the noise that the network sees in x_t."""
+        abar_t = gather(self.schedule.alpha_bar, t, x)
+        return eps_from_output(self(x, t), x, abar_t, self.prediction_type)
+
+    def x0(self, x: Tensor, t: Tensor) -> Tensor:
+        """(B,3,H,W) u_θ of the paper: the clean image that the network sees in x_t."""
+        output = self(x, t)
+        if self.prediction_type == "sample":
+            return output
+        invert = x0_from_v if self.prediction_type == "v_prediction" else x0_from_eps
+        return invert(output, x, gather(self.schedule.alpha_bar, t, x))
+
+    def require_size(self, size: int) -> None:
+        """Refuse images of another side than the network was trained for."""
+        if size != self.size:
+            raise InputError(
+                f"the images are {size} px but the backbone is for {self.size} px: "
+                f"prepare the data with --size {self.size}, or take another backbone"
+            )
+
+    def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write unet/, scheduler/ and backbone.json. float16 halves the file; it loads as float32 again."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        stored = self if self.unet.dtype == dtype else copy.deepcopy(self).to(dtype)
+        stored.unet.save_pretrained(folder / "unet", safe_serialization=True)
+        self.scheduler.save_pretrained(folder / "scheduler")
+        (folder / "backbone.json").write_text(json.dumps(asdict(self.wrapping), indent=2) + "\n")
+
+
+# ---- Build ------------------------------------------------------------------------------------------------
+
+
+def build_backbone(config: BackboneConfig, seed: int) -> Backbone:
+    """A new backbone; its weights depend on (config, seed) only and the global random state is left alone."""
+    wrapping = Wrapping(unshuffle=config.unshuffle)
+    scheduler = _new_scheduler(config)
+    unet = assemble_unet(unet_config(config), wrapping, seed)
+    _zero_last_layers(unet)
+    return Backbone(unet, scheduler, wrapping)
+
+
+def unet_config(config: BackboneConfig) -> dict[str, Any]:
+    """The UNet2DModel arguments of a BackboneConfig; refuses shapes that do not fit together."""
+    _check_shape(config)
+    grid = config.size // config.unshuffle
+    attends = [(grid >> level) in config.attention for level in range(len(config.channels))]
+    groups = _norm_groups(config.channels)
+    channels = IMAGE_CHANNELS * config.unshuffle**2
+    return {
+        "sample_size": grid,
+        "in_channels": channels,
+        "out_channels": channels,
+        "block_out_channels": list(config.channels),
+        "layers_per_block": config.layers,
+        "down_block_types": ["AttnDownBlock2D" if a else "DownBlock2D" for a in attends],
+        "up_block_types": ["AttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attends)],
+        "attention_head_dim": config.head_channels,
+        "dropout": config.dropout,
+        "norm_num_groups": groups,
+        # With scale_shift the middle attention would otherwise have no norm at all.
+        "attn_norm_num_groups": groups,
+        "resnet_time_scale_shift": "scale_shift",
+    }
+
+
+def _check_shape(config: BackboneConfig) -> None:
+    levels = len(config.channels)
+    if levels < 1 or min(config.channels) < 1 or config.layers < 1:
+        raise InputError(
+            f"channels are {config.channels} and layers {config.layers}; give at least one level of positive "
+            "width, such as (64, 128), and at least one residual block per level"
+        )
+    step = config.unshuffle << (levels - 1)
+    if config.unshuffle < 1 or config.size < 1 or config.size % step:
+        raise InputError(
+            f"size is {config.size} px; {levels} levels and unshuffle {config.unshuffle} need a multiple of "
+            f"{step}: change size, unshuffle or the number of channels"
+        )
+    sides = [config.size // config.unshuffle >> level for level in range(levels)]
+    if unknown := sorted(set(config.attention) - set(sides)):
+        raise InputError(f"attention is at sides {unknown}, but the U-Net's grids have sides {sides}")
+    widths = {w for w, side in zip(config.channels, sides, strict=True) if side in config.attention}
+    widths.add(config.channels[-1])  # the middle block always attends
+    if bad := sorted(w for w in widths if config.head_channels < 1 or w % config.head_channels):
+        raise InputError(
+            f"head_channels is {config.head_channels}, which does not divide the attended widths {bad}"
+        )
+
+
+def _norm_groups(channels: Sequence[int]) -> int:
+    """Up to 32 groups that fit every level, 4 channels or more in each: one alone would lose its mean."""
+    common = math.gcd(*channels)
+    most = max(1, min(32, min(channels) // 4))
+    return max(groups for groups in range(1, most + 1) if common % groups == 0)
+
+
+def _new_scheduler(config: BackboneConfig) -> DDPMScheduler:
+    if config.beta_schedule not in BETA_SCHEDULES:
+        hint = nearest(config.beta_schedule, BETA_SCHEDULES)
+        raise InputError(f"beta_schedule is {config.beta_schedule!r}; allowed: {', '.join(BETA_SCHEDULES)}.{hint}")
+    return DDPMScheduler(
+        num_train_timesteps=config.timesteps,
+        beta_schedule=config.beta_schedule,
+        prediction_type=config.prediction,
+    )
+
+
+def _zero_last_layers(unet: UNet2DModel) -> None:
+    """Start as the identity: the last layer of each residual and attention block and the output are zero."""
+    last: list[nn.Module] = [unet.conv_out]
+    for module in unet.modules():
+        if isinstance(module, ResnetBlock2D):
+            last.append(module.conv2)
+        elif isinstance(module, Attention):
+            last.append(module.to_out[0])
+    for layer in last:
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+
+
+def assemble_unet(config: Mapping[str, Any], wrapping: Wrapping, seed: int = 0) -> UNet2DModel:
+    """A UNet2DModel with the wrapping's heads and time width, its random weights drawn from `seed` alone."""
+    check_unet_config(config, wrapping)
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would also seed the other devices, and those are not forked.
+        torch.default_generator.manual_seed(stream_seed(seed, "backbone-weights"))
+        unet = UNet2DModel.from_config(dict(config))
+        if wrapping.time_width is not None:
+            _set_time_width(unet, wrapping.time_width)
+    if wrapping.heads is not None:
+        _set_heads(unet, wrapping.heads)
+    return unet
+
+
+def _set_time_width(unet: UNet2DModel, width: int) -> None:
+    """diffusers ties the sinusoid's width to the first level's; ADM networks tie it to their base width."""
+    config = unet.config
+    hidden = config["time_embedding_dim"] or 4 * config["block_out_channels"][0]
+    unet.register_module("time_proj", Timesteps(width, config["flip_sin_to_cos"], config["freq_shift"]))
+    unet.register_module("time_embedding", TimestepEmbedding(width, hidden))
+
+
+def _set_heads(unet: UNet2DModel, heads: int) -> None:
+    """Split every attention layer into the same number of heads; diffusers knows one width of a head only."""
+    for module in unet.modules():
+        if not isinstance(module, Attention):
+            continue
+        if module.inner_dim % heads:
+            raise InputError(f"heads is {heads}, which does not divide an attention width {module.inner_dim}")
+        module.heads = module.sliceable_head_dim = heads
+        module.scale = (module.inner_dim // heads) ** -0.5
+
+
+# ---- What is refused --------------------------------------------------------------------------------------
+
+
+def check_unet_config(config: Mapping[str, Any], wrapping: Wrapping) -> None:
+    """Refuse a network that cannot serve as u_θ, in one line that says why."""
+    if (kind := config.get("_class_name", "UNet2DModel")) != "UNet2DModel":
+        raise InputError(f"the network is a {kind}; a backbone is an unconditional diffusers UNet2DModel")
+    config = {**_unet_defaults(), **config}
+    if config["num_class_embeds"] is not None or config["class_embed_type"] is not None:
+        raise InputError("the network is class-conditional; a backbone must not need labels")
+    if (time := config["time_embedding_type"]) not in ("positional", "learned"):
+        raise InputError(f"the network's time embedding is {time!r}; a backbone takes discrete t: 'positional'")
+    if wrapping.time_width is not None and time != "positional":
+        raise InputError(f"backbone.json has a time_width, but the network's time embedding is {time!r}")
+    if config["center_input_sample"]:
+        raise InputError("the network has center_input_sample; a backbone takes images in [-1, 1] unchanged")
+    if (mid := config["mid_block_type"]) != "UNetMidBlock2D":
+        raise InputError(f"the network's middle block is {mid}; a backbone needs UNetMidBlock2D")
+    for blocks, known in (("down_block_types", DOWN_BLOCKS), ("up_block_types", UP_BLOCKS)):
+        for block in config[blocks]:
+            if block.removeprefix("UNetRes") not in known:
+                raise InputError(f"the network has a {block}; a backbone is made of {', '.join(known)}")
+    _check_sides(config)
+    _check_channels(config, wrapping)
+
+
+def _unet_defaults() -> dict[str, Any]:
+    """What diffusers takes for a key that a config.json leaves out."""
+    parameters = inspect.signature(UNet2DModel.__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _check_sides(config: Mapping[str, Any]) -> None:
+    side = config["sample_size"]
+    if side is None:
+        raise InputError("the network does not say its image size: write sample_size into its config.json")
+    if not isinstance(side, int) and len(set(side)) != 1:
+        raise InputError(f"the network is for images of {list(side)} px; a backbone needs square images")
+    height = side if isinstance(side, int) else side[0]
+    step = 1 << (len(config["block_out_channels"]) - 1)
+    if height < 1 or height % step:
+        raise InputError(f"the network's sample_size is {height}; its levels need a multiple of {step}")
+
+
+def _check_channels(config: Mapping[str, Any], wrapping: Wrapping) -> None:
+    expected = IMAGE_CHANNELS * wrapping.unshuffle**2
+    given, out = config["in_channels"], config["out_channels"]
+    if given != expected:
+        raise InputError(
+            f"the network takes {given} channels; an RGB image with unshuffle {wrapping.unshuffle} has {expected}"
+        )
+    if out not in (given, 2 * given):
+        raise InputError(
+            f"the network gives {out} channels; a backbone gives {given}, or {2 * given} if it learns sigma"
+        )
+
+
+def _prediction_type(scheduler: Any) -> str:
+    kind = scheduler.config.get("prediction_type", "epsilon")
+    if kind not in PREDICTION_TYPES:
+        raise InputError(
+            f"the scheduler's prediction_type is {kind!r}; allowed: {', '.join(PREDICTION_TYPES)}"
+            f".{nearest(str(kind), PREDICTION_TYPES)}"
+        )
+    return str(kind)
+
+
+# ---- Load -------------------------------------------------------------------------------------------------
+
+
+def load_backbone(source: str | Path) -> Backbone:
+    """A backbone from a folder, the name of a shipped one, or a hub id; float32, strictly every weight.
+
+    A folder is one that `Backbone.save` wrote, a diffusers pipeline, or a bare UNet2DModel. Where no scheduler
+    is found it gets DDPM's (linear 1e-4 .. 0.02, 1000 steps, epsilon), and a log line says so.
+    """
+    folder = locate(source)
+    unet_folder = folder / "unet" if (folder / "unet" / "config.json").is_file() else folder
+    if not (unet_folder / "config.json").is_file():
+        raise InputError(
+            f"{folder} holds no diffusers network: expected unet/config.json or config.json with "
+            "diffusion_pytorch_model.safetensors beside it"
+        )
+    home = unet_folder.parent if unet_folder.name == "unet" else unet_folder
+    wrapping = _read_wrapping(home / "backbone.json")
+    unet = assemble_unet(read_json(unet_folder / "config.json"), wrapping)
+    load_strictly(unet, read_weights(unet_folder), str(unet_folder))
+    return Backbone(unet, read_scheduler(home, unet_folder), wrapping).eval()
+
+
+def _read_wrapping(path: Path) -> Wrapping:
+    if not path.is_file():
+        return Wrapping()
+    content = read_json(path)
+    known = [field.name for field in fields(Wrapping)]
+    if unknown := sorted(set(content) - set(known)):
+        raise InputError(f"{path} has unknown keys {unknown}; known are {known}")
+    return Wrapping(**content)
+
+
+# ---- Cost -------------------------------------------------------------------------------------------------
+
+
+def forward_flops(backbone: Backbone) -> int:
+    """FLOPs of one image's forward pass; a multiply-add counts as 2. Exact for convolutions and products."""
+    training = backbone.training
+    weight = next(backbone.parameters())
+    x = weight.new_zeros(1, backbone.channels, backbone.size, backbone.size)
+    t = torch.zeros(1, dtype=torch.int64, device=weight.device)
+    counter = FlopCounterMode(display=False)
+    # torch has no FLOP formula for the CPU's fused attention; the plain one is counted as products.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        backbone.eval()(x, t)
+    backbone.train(training)
+    return int(counter.get_total_flops())
+
+
+def training_flops(backbone: Backbone) -> int:
+    """FLOPs of one image's training step: forward, and twice that for the backward pass."""
+    return 3 * forward_flops(backbone)

@@ -1,0 +1,143 @@
+"""Files of diffusion networks, read strictly: where a backbone lies, its JSON, weights and scheduler."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from diti.core.errors import InputError, nearest
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"  # backbones shipped with the package, a folder each
+WEIGHT_FILES = ("safetensors", "fp16.safetensors", "bin")  # after "diffusion_pytorch_model."
+SCHEDULER_FILE = "scheduler_config.json"
+
+log = logging.getLogger(__name__)
+
+
+def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """load_state_dict where a missing, unexpected or misshapen weight is an InputError that names it."""
+    own = module.state_dict()
+    faults = {
+        "missing": [key for key in own if key not in state],
+        "unexpected": [key for key in state if key not in own],
+        "misshapen": [key for key in own if key in state and own[key].shape != state[key].shape],
+    }
+    refuse_keys(faults, source)
+    module.load_state_dict(dict(state), strict=True)
+
+
+def refuse_keys(faults: Mapping[str, Sequence[str]], source: str) -> None:
+    """InputError with the first few keys of each non-empty kind of fault."""
+    parts = []
+    for kind, keys in faults.items():
+        if keys:
+            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+            parts.append(f"{kind}: {', '.join(keys[:5])}{more}")
+    if parts:
+        raise InputError(f"the weights of {source} do not fit the network's config; {'; '.join(parts)}")
+
+
+def locate(source: str | Path) -> Path:
+    """The local folder of a backbone: as given, shipped, or downloaded."""
+    for folder in (Path(source), ASSETS / str(source)):
+        if folder.is_dir():
+            return folder
+    parts = str(source).split("/")
+    if isinstance(source, str) and len(parts) == 2 and all(parts) and not source.startswith((".", "~")):
+        return _download(source)
+    shipped = sorted(path.name for path in ASSETS.glob("*") if path.is_dir())
+    raise InputError(
+        f"no backbone {str(source)!r}: give a folder, a hub id (owner/name), or a shipped name "
+        f"({', '.join(shipped) or 'none in this installation'}).{nearest(str(source), shipped)}"
+    )
+
+
+def _download(hub_id: str) -> Path:
+    """Folder of a hub repository's network, from huggingface_hub's cache or the net."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    wanted = ["*.json", "unet/*.json", "scheduler/*.json"]
+    wanted += [f"{place}diffusion_pytorch_model.{name}" for place in ("", "unet/") for name in WEIGHT_FILES]
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=wanted))
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"{hub_id!r} is no folder here, and the hub did not give it ({type(error).__name__}: {reason}); "
+            "check the name and the connection, or download it and give the folder"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not readable JSON ({error}); write the folder anew") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds a {type(content).__name__}; expected a JSON object")
+    return content
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The state dict beside a diffusers config.json, under the names that diffusers uses today."""
+    for ending in WEIGHT_FILES:
+        path = folder / f"diffusion_pytorch_model.{ending}"
+        if path.is_file():
+            return _current_names(read_pickle(path) if ending == "bin" else _read_safetensors(path))
+    raise InputError(
+        f"{folder} has no weights; expected diffusion_pytorch_model with one of {', '.join(WEIGHT_FILES)}"
+    )
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"{path} is not a whole safetensors file ({error}); copy it again") from error
+
+
+def read_pickle(path: Path) -> dict[str, Any]:
+    """A foreign torch file, tensors and plain containers only: weights_only never runs code of the file."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file of another kind can fail anywhere in the unpickler
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"{path} is not a torch file of plain tensors ({reason})") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds a {type(content).__name__}; expected a dictionary of tensors")
+    return content
+
+
+def _current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Old names of attention layers, as in most DDPM networks on the hub, changed to those of diffusers now."""
+    renamed = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+    current = {}
+    for key, tensor in state.items():
+        module, _, leaf = key.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        current[f"{parent}.{renamed[last]}.{leaf}" if last in renamed else key] = tensor
+    return current
+
+
+def read_scheduler(home: Path, unet_folder: Path) -> Any:
+    """The scheduler of a pipeline (scheduler/), of an old one (beside the weights), else DDPM's defaults."""
+    for folder in (home / "scheduler", unet_folder):
+        if (folder / SCHEDULER_FILE).is_file():
+            name = read_json(folder / SCHEDULER_FILE).get("_class_name", "DDPMScheduler")
+            kind = getattr(diffusers, str(name), None)
+            if not (isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)):
+                raise InputError(f"{folder} names the scheduler {name!r}, which diffusers does not have")
+            return kind.from_pretrained(folder)
+    log.warning("no %s for %s: taking DDPM's linear betas and epsilon prediction", SCHEDULER_FILE, unet_folder)
+    return diffusers.DDPMScheduler()

@@ -1,0 +1,189 @@
+"""`diti pretrain`: train the backbone u_θ on images, without labels. Eq. 3 of the paper in its ε form."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from diti.config import PretrainConfig, differences, load_yaml, to_yaml
+from diti.core.errors import InputError
+from diti.core.images import grid, save_picture, to_float, to_uint8
+from diti.core.loop import TIME_BINS, LossReport, Objective, loss_by_time, train
+from diti.core.rng import Draws, torch_generator
+from diti.core.runs import RunFolder, read_json, write_text
+from diti.data.prepared import Dataset, Stream
+from diti.data.sources import open_data
+from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
+from diti.diffusion.sampler import dpm_solver_2m, timesteps
+from diti.diffusion.schedule import dm_loss_eps, gather, q_sample
+
+VALIDATION_IMAGES, VALIDATION_BATCH, VALIDATION_SEED = 1_024, 128, 0
+SAMPLES, SAMPLE_CALLS = 32, 25
+# Settings that a continued run may change: they decide how long it runs and what it tells, not what it computes.
+FREE = frozenset({"images", "log_images", "validate_images", "checkpoint_images", "data"})
+
+
+class Denoising(Objective):
+    """E ||ε - ε_θ(x_t, t)||² over images, uniform time-steps and noise."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, images: Tensor, draws: Draws) -> LossReport:
+        steps = self.backbone.timesteps
+        t = draws.integers("time-step", steps).to(images.device)
+        noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
+        loss = denoising_loss(self.backbone, images, t, noise)
+        return LossReport(total=loss.mean(), per_image=loss, time_share=t / steps)
+
+
+def denoising_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+    """(B,) eq. 3 in its ε form at given time-steps and noise."""
+    x_t = q_sample(images, noise, gather(backbone.schedule.alpha_bar, t, images))
+    return dm_loss_eps(noise, backbone.eps(x_t, t))
+
+
+def pretrain(config: PretrainConfig, out: Path) -> Path:
+    """Train, or continue to train, the backbone of `config` in the run folder `out`."""
+    run = RunFolder(out)
+    accelerator = Accelerator(mixed_precision=config.training.mixed_precision)
+    backbone = load_backbone(config.init) if config.init else build_backbone(config.backbone, config.training.seed)
+    backbone.train()
+    with accelerator.main_process_first():
+        dataset = open_data(config.data, backbone.size)
+    backbone.require_size(dataset.size)
+    if accelerator.is_main_process:
+        begin_or_continue(run, config, dataset)
+    accelerator.wait_for_everyone()
+    objective = Denoising(backbone)
+    weights = train(
+        objective,
+        batches_of(dataset, config),
+        config.training,
+        run,
+        label="pretraining",
+        evaluate=lambda images: evaluate(backbone, dataset, out, images),
+        accelerator=accelerator,
+    )
+    if accelerator.is_main_process:
+        with weights.averaged():
+            save(backbone, run, config)
+    accelerator.end_training()
+    return out
+
+
+def begin_or_continue(run: RunFolder, config: PretrainConfig, dataset: Dataset) -> None:
+    """Write what the run is made of; a folder that already holds a run must hold this one."""
+    saved = run.path / "config.yaml"
+    if (run.path / "state").is_dir() and saved.is_file():
+        changed = differences(load_yaml(PretrainConfig(), saved), config, FREE)
+        if read_json(run.path / "run.json").get("data_hash") != dataset.hash:
+            changed.append("data")
+        if changed:
+            raise InputError(
+                f"{run.path} holds a run with other settings ({', '.join(changed)}); "
+                "repeat its command to continue it, or choose another --out"
+            )
+    elif run.path.exists() and any(run.path.iterdir()) and not saved.is_file():
+        raise InputError(f"--out {run.path} holds other files; choose a new or empty folder")
+    facts = {"verb": "pretrain", "command": command_line(), "data_hash": dataset.hash, "data": dataset.name}
+    run.begin(to_yaml(config), facts)
+
+
+def command_line() -> str:
+    """The command as it was typed, for the card of the run."""
+    return shlex.join(["diti", *sys.argv[1:]])
+
+
+def batches_of(dataset: Dataset, config: PretrainConfig) -> Callable[[int, int], Tensor]:
+    """Training images at given positions of the endless shuffled walk, as floats."""
+    stream = Stream(dataset.rows("train"), config.training.seed, flip=config.training.flip)
+    return lambda start, count: to_float(dataset.pixels(*stream.take(start, count)))
+
+
+def evaluate(backbone: Backbone, dataset: Dataset, out: Path, images: int) -> dict[str, Any]:
+    """Validation loss by time-step on fixed noise, and a sheet of samples from fixed noise."""
+    was_training = backbone.training
+    backbone.eval()
+    losses, share = validation_losses(backbone, dataset)
+    pictures = to_uint8(samples(backbone, SAMPLES, seed=VALIDATION_SEED))
+    backbone.train(was_training)
+    title = f"samples after {images:,} images"
+    save_picture(grid(pictures, 8, title=title), out / "samples.png")
+    return {
+        "validation_loss": losses.mean().item(),
+        "validation_loss_by_time": loss_by_time(losses, share),
+    }
+
+
+@torch.no_grad()
+def validation_losses(backbone: Backbone, dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """(N,) losses and (N,) t / T: time-steps spread evenly, noise fixed, so that two runs can be compared."""
+    rows = dataset.rows("valid")
+    rows = rows if len(rows) else dataset.rows("train")
+    count = max(VALIDATION_IMAGES, TIME_BINS)
+    rows = rows[np.arange(count) % len(rows)]  # small sets are gone through again, with other noise
+    rng = torch_generator(VALIDATION_SEED, "validation")
+    t = torch.arange(count) * backbone.timesteps // count
+    t = t[torch.randperm(count, generator=rng)]
+    device = next(backbone.parameters()).device
+    losses = []
+    for start in range(0, count, VALIDATION_BATCH):
+        part = slice(start, start + VALIDATION_BATCH)
+        pixels = to_float(dataset.pixels(rows[part]))
+        noise = torch.randn(pixels.shape, generator=rng)
+        losses.append(denoising_loss(backbone, pixels.to(device), t[part].to(device), noise.to(device)).cpu())
+    return torch.cat(losses).double(), t / backbone.timesteps
+
+
+def samples(backbone: Backbone, count: int, seed: int, calls: int = SAMPLE_CALLS) -> Tensor:
+    """(count, 3, H, W) new images from noise, by the second-order solver."""
+    shape = (count, backbone.channels, backbone.size, backbone.size)
+    noise = torch.randn(shape, generator=torch_generator(seed, "samples"))
+    noise = noise.to(next(backbone.parameters()).device)
+    return dpm_solver_2m(backbone.eps, noise, timesteps(backbone.schedule, calls), backbone.schedule)
+
+
+def save(backbone: Backbone, run: RunFolder, config: PretrainConfig) -> None:
+    """Write the backbone folder parts into the run folder, each whole, and the card."""
+    backbone.save(run.path)
+    write_text(run.path / "card.md", card(run, config))
+
+
+def card(run: RunFolder, config: PretrainConfig) -> str:
+    """What the backbone is, how it was made, how good it is."""
+    log = run.read_log()
+    facts = read_json(run.path / "run.json")
+    steps = [r for r in log if "images_per_s" in r]
+    last = [r for r in log if "validation_loss" in r][-1]
+    seconds = sum(
+        (now["images"] - before) / now["images_per_s"]
+        for before, now in zip([0, *(r["images"] for r in steps)], steps, strict=False)
+    )
+    by_time = "\n".join(
+        f"| {i / TIME_BINS:.1f} – {(i + 1) / TIME_BINS:.1f} | {loss:.4f} |"
+        for i, loss in enumerate(last["validation_loss_by_time"])
+    )
+    return f"""# Diffusion backbone `{config.preset}`
+
+- command: `{facts["command"]}`
+- data: {facts["data"]}, sha256 {facts["data_hash"][:16]}, {config.backbone.size} px
+- images seen: {last["images"]:,} in {seconds / 60:.0f} minutes of training
+- validation loss (mean squared ε error, averaged weights): {last["validation_loss"]:.4f}
+- versions: {", ".join(f"{name} {version}" for name, version in facts["versions"].items())}
+
+| t / T | validation loss |
+| --- | --- |
+{by_time}
+
+![samples](samples.png)
+"""

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diti.core.images import grid, save_picture, to_float, to_uint8
+
+
+def test_every_byte_survives_the_round_trip():
+    pixels = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 16, 16, 3)
+    floats = to_float(pixels)
+    assert floats.dtype == torch.float32 and floats.shape == (1, 3, 16, 16)
+    assert floats.min() == -1 and floats.max() == 1
+    assert np.array_equal(to_uint8(floats), pixels)
+
+
+def test_to_uint8_rounds_and_clamps():
+    values = torch.tensor([-3.0, -1.0, 0.001, 1.0, 2.0]).reshape(1, 1, 1, 5).expand(1, 3, 1, 5)
+    assert to_uint8(values)[0, 0, :, 0].tolist() == [0, 0, 128, 255, 255]
+
+
+def test_to_float_refuses_floats():
+    with pytest.raises(TypeError, match="uint8"):
+        to_float(np.zeros((1, 4, 4, 3), np.float32))
+
+
+def test_to_float_leaves_its_input_alone():
+    pixels = np.full((1, 2, 2, 3), 7, np.uint8)
+    to_float(pixels)
+    assert (pixels == 7).all()
+
+
+def test_grid_places_images_row_by_row_below_the_labels():
+    images = np.stack([np.full((8, 8, 3), 40 * i, np.uint8) for i in range(5)])
+    bare = np.asarray(grid(images, 3, scale=1))
+    assert bare.shape == (18, 28, 3)
+    assert bare[0, 0, 0] == 0 and bare[0, 10, 0] == 40 and bare[10, 10, 0] == 160 and bare[10, 20, 0] == 255
+    labelled = np.asarray(grid(images, 3, scale=1, title="faces", column_labels="abc", row_labels=["one", "two"]))
+    assert labelled.shape[0] > bare.shape[0] and labelled.shape[1] > bare.shape[1]
+    assert (labelled[:10] < 128).any(), "the title is drawn"
+
+
+def test_save_picture_leaves_only_the_picture(tmp_path):
+    path = save_picture(grid(np.zeros((1, 8, 8, 3), np.uint8), 1), tmp_path / "new" / "sheet.png")
+    assert [p.name for p in path.parent.iterdir()] == ["sheet.png"]
+    with Image.open(path) as image:
+        assert image.format == "PNG"

@@ -1,0 +1,62 @@
+import hashlib
+import json
+
+import pytest
+
+from diti.core.errors import InputError
+from diti.core.runs import RunFolder, atomic_path, read_json, sha256_file, sha256_folder, versions, write_json
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_litter(tmp_path):
+    target = tmp_path / "a.json"
+    write_json(target, {"old": 1})
+    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert read_json(target) == {"old": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_folder_replaces_a_folder(tmp_path):
+    for content in ("one", "two"):
+        with atomic_path(tmp_path / "model") as temporary:
+            temporary.mkdir()
+            (temporary / content).write_text(content)
+    assert [p.name for p in tmp_path.rglob("*")] == ["model", "two"]
+
+
+def test_read_json_names_the_file(tmp_path):
+    with pytest.raises(InputError, match=r"x\.json is missing"):
+        read_json(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(InputError, match=r"x\.json is not valid JSON"):
+        read_json(tmp_path / "x.json")
+
+
+def test_hashes(tmp_path):
+    (tmp_path / "f").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "f") == hashlib.sha256(b"abc").hexdigest()
+    before = sha256_folder(tmp_path)
+    (tmp_path / "f").rename(tmp_path / "g")
+    assert sha256_folder(tmp_path) != before, "names count too"
+
+
+def test_versions_are_those_imported():
+    import torch
+
+    assert versions()["torch"] == torch.__version__
+
+
+def test_log_survives_a_torn_line_and_rewinds(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.begin("seed: 1\n", {"data": "x"})
+    assert json.loads((run.path / "run.json").read_text())["data"] == "x"
+    for images in (10, 20, 30):
+        run.log(images=images, loss=1 / images)
+    with run.log_path.open("a") as handle:
+        handle.write('{"images": 40, "lo')
+    assert [r["images"] for r in run.read_log()] == [10, 20, 30]
+    run.rewind_log(20)
+    run.log(images=30, loss=0.5)
+    assert [r["images"] for r in run.read_log()] == [10, 20, 30]
+    assert run.read_log()[-1]["loss"] == 0.5

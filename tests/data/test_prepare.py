@@ -1,0 +1,220 @@
+"""From any source to a dataset folder: whole, resumable, and never at the cost of what is there."""
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diti.core.errors import InputError
+from diti.data.prepare import prepare
+from diti.data.prepared import open_dataset
+from diti.data.source import ReadOptions
+from diti.data.sources import KINDS, find_source, open_data
+
+
+def source(location: object, **options: object):
+    return find_source(str(location), ReadOptions(**options))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_prepared_folder_holds_pixels_table_and_description(image_folder, tmp_path):
+    dataset = prepare(source(image_folder), tmp_path / "out", 16)
+    assert set(contents(dataset.path)) == {"images.npy", "table.parquet", "dataset.json", "plan.json"}
+    for row, file in enumerate(dataset.table["file"].to_pylist()):
+        with Image.open(image_folder / file) as image:
+            assert dataset.images[row, 8, 8].tolist() == list(image.getpixel((20, 20)))
+    info = dataset.info
+    assert info["count"] == 12 and info["size"] == 16 and info["crop"] == "centre" and len(info["hash"]) == 64
+
+
+def test_unreadable_images_are_skipped_named_and_counted(image_folder, tmp_path):
+    (image_folder / "a" / "05x.png").write_bytes(b"nonsense")
+    whole = (image_folder / "b" / "07.png").read_bytes()
+    (image_folder / "b" / "07.png").write_bytes(whole[: len(whole) // 2])
+    dataset = prepare(source(image_folder), tmp_path / "out", 16)
+    assert len(dataset) == 11 == dataset.table.num_rows and dataset.info["skipped"] == 2
+    lines = (dataset.path / "skipped.csv").read_text().splitlines()
+    assert lines[0] == "file,reason" and lines[1].startswith("a/05x.png,not an image")
+    assert lines[2].startswith("b/07.png,")
+    row = dataset.table["file"].to_pylist().index("b/09.png")
+    assert dataset.images[row, 0, 0].tolist() == [9 * 37 % 256, 9 * 91 % 256, 9]
+
+
+def test_workers_write_the_same_bytes_as_one_process(tmp_path):
+    for workers in (1, 3):
+        prepare(source("toyfaces:700", size=16), tmp_path / str(workers), 16, workers=workers)
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
+
+
+def test_repeating_is_free_and_overwriting_starts_again(image_folder, tmp_path):
+    out = tmp_path / "out"
+    first = prepare(source(image_folder), out, 16)
+    stamp = (out / "images.npy").stat().st_mtime_ns
+    prepare(source(image_folder), out, 16)
+    assert (out / "images.npy").stat().st_mtime_ns == stamp
+    with pytest.raises(InputError, match=r"holds another dataset \(size: 16, now 32\).*--overwrite"):
+        prepare(source(image_folder), out, 32)
+    assert open_dataset(out).hash == first.hash
+    assert prepare(source(image_folder), out, 32, overwrite=True).size == 32
+
+
+def test_a_changed_source_is_noticed(image_folder, tmp_path):
+    prepare(source(image_folder), tmp_path / "out", 16)
+    Image.new("RGB", (50, 50), (1, 2, 3)).save(image_folder / "a" / "00.png")
+    with pytest.raises(InputError, match="another dataset"):
+        prepare(source(image_folder), tmp_path / "out", 16)
+
+
+def start(*words: object, **keywords: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "diti", "prepare", *map(str, words)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **keywords,
+    )  # fmt: skip
+
+
+def test_kill_in_the_middle_then_the_same_command_gives_the_same_bytes(tmp_path, diti):
+    words = ("toyfaces:6000", "--size", 32)
+    process = start(*words, "--out", tmp_path / "killed")
+    done = tmp_path / "killed" / "done.part"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if done.exists() and done.stat().st_size > 6000 and 200 < np.load(done, mmap_mode="r").sum() < 5000:
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = int(np.load(done).sum())
+    assert 0 < before < 6000 and not (tmp_path / "killed" / "dataset.json").exists(), "killed too late to tell"
+    with pytest.raises(InputError, match="not a complete dataset folder"):
+        open_dataset(tmp_path / "killed")
+    for name in ("killed", "clean"):
+        assert diti("prepare", *words, "--out", tmp_path / name).returncode == 0
+    assert contents(tmp_path / "killed") == contents(tmp_path / "clean")
+
+
+def test_a_second_writer_waits_for_the_first(tmp_path, diti):
+    words = ("toyfaces:20000", "--size", 64, "--out", tmp_path / "out")
+    process = start(*words)
+    try:
+        while not (tmp_path / "out" / "done.part").exists() and process.poll() is None:
+            time.sleep(0.005)
+        second = diti("prepare", *words)
+    finally:
+        process.kill()
+        process.wait()
+    assert second.returncode == 2 and "another diti prepare is writing" in second.stderr
+
+
+def test_disk_space_is_checked_before_writing(tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    faces = source(f"toyfaces:{min(2_000_000, free // (1024 * 1024 * 3) + 1000)}")
+    with pytest.raises(InputError, match=r"images of 1024 px need .* GB and .* has .* GB free"):
+        prepare(faces, tmp_path / "out", 1024)
+    assert [p.name for p in (tmp_path / "out").iterdir()] == [".lock"]
+
+
+def test_a_limit_hit_while_writing_is_one_line(tmp_path, diti):
+    def no_large_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    result = diti("prepare", "toyfaces:300", "--size", 32, "--out", tmp_path / "out", preexec_fn=no_large_files)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(f"diti: cannot write to {tmp_path / 'out'}: File too large")
+    assert diti("prepare", "toyfaces:300", "--size", 32, "--out", tmp_path / "out").returncode == 0
+
+
+def test_a_read_only_target_is_one_line(tmp_path, diti):
+    """/proc takes no new folders, whoever asks."""
+    result = diti("prepare", "toyfaces:10", "--out", "/proc/diti-out")
+    assert result.returncode == 2 and result.stderr.startswith("diti: cannot write to /proc/diti-out")
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o500)
+        result = diti("prepare", "toyfaces:10", "--out", tmp_path / "out")
+        assert result.returncode == 2 and "Permission denied" in result.stderr
+
+
+def test_foreign_files_in_the_target_are_left_alone(image_folder, tmp_path):
+    with pytest.raises(InputError, match="holds other files"):
+        prepare(source(image_folder), image_folder, 16, overwrite=True)
+    assert len(list(image_folder.rglob("*.png"))) == 12
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="is a file; name a folder"):
+        prepare(source(image_folder), tmp_path / "file", 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("nowhere",), "nowhere does not exist"),
+        (("toyfaces:0",), "toyfaces:0 is not understood"),
+        (("toyfaces:9", "--size", 8), "size"),
+        (("toyfaces:9", "--size", 5000), "size"),
+        (("toyfaces:9", "--crop", "middle"), "crop 'middle' is unknown"),
+        (("IMAGES", "--kind", "celebb"), "--kind celebb is unknown; use .*Did you mean 'celeba'"),
+        (("EMPTY",), "holds no images"),
+        (("BROKEN",), r"none of the 2 images can be read; the first: 0\.png"),
+        (("TEXT",), r"notes\.txt is of no kind that can be read"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words, line, image_folder, tmp_path, diti):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    for index in range(2):
+        (tmp_path / "broken").mkdir(exist_ok=True)
+        (tmp_path / "broken" / f"{index}.png").write_bytes(b"x")
+    places = {
+        "IMAGES": image_folder, "EMPTY": tmp_path / "empty",
+        "BROKEN": tmp_path / "broken", "TEXT": tmp_path / "notes.txt",
+    }  # fmt: skip
+    result = diti("prepare", *(places.get(w, w) for w in words), "--out", tmp_path / "out")
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    complaint = result.stderr.strip().splitlines()[-1]
+    assert complaint.startswith("diti: ")
+    assert re.search(line, complaint), complaint
+
+
+def test_open_data_takes_a_dataset_folder_or_prepares_into_the_cache(image_folder, tmp_path):
+    out = prepare(source(image_folder), tmp_path / "out", 16).path
+    assert open_data(str(out), size=64).size == 16, "a dataset folder is taken as it is"
+    cached = open_data(str(image_folder), size=24)
+    assert cached.size == 24 and os.environ["DITI_CACHE"] in str(cached.path)
+    assert open_data(str(image_folder), size=24).path == cached.path
+    assert len(open_data("toyfaces:40", size=16)) == 40
+
+
+def test_real_data_is_detected(shared):
+    data = shared / "data"
+    found = {
+        name: find_source(str(data / name), ReadOptions())
+        for name in ("celeba-layout-sample", "lfw-layout-sample", "celeba46k-64px.parquet", "lfw3k-64px.parquet")
+    }
+    counts = {name: s.table.num_rows for name, s in found.items()}
+    assert counts == {
+        "celeba-layout-sample": 60, "lfw-layout-sample": 32,
+        "celeba46k-64px.parquet": 46_715, "lfw3k-64px.parquet": 2_999,
+    }  # fmt: skip
+    assert found["celeba-layout-sample"].crop == "celeba" and found["lfw-layout-sample"].crop == "lfw"
+
+
+@pytest.mark.parametrize("name", ["celeba-layout-sample", "lfw-layout-sample"])
+def test_real_layouts_are_prepared(shared, name, tmp_path):
+    dataset = prepare(source(shared / "data" / name), tmp_path / "out", 64)
+    assert dataset.info["skipped"] == 0
+    assert 60 < dataset.images.mean() < 200 and dataset.images.std() > 30
+
+
+def test_kinds_have_distinct_names():
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
