@@ -126,8 +126,8 @@ class Presets:
     """List the presets and what each is for."""
 
     def run(self) -> None:
-        for name, (_, purpose) in PRESETS.items():
-            print(f"{name:<12} {purpose}")
+        for name, known in PRESETS.items():
+            print(f"{name:<12} {known.purpose}")
 
 
 VERBS: dict[str, Any] = {
@@ -200,12 +200,12 @@ def _value_of(option: str, words: list[str]) -> str | None:
 
 def _one_line(box: str) -> str:
     """What tyro complains of, without its frame: the first part, and the option it thinks was meant."""
-    lines = [re.sub(r"^[│ ]+|[│ ]+$", "", line) for line in box.splitlines()[1:-1]]
-    parts = re.split(r"─{4,}", "\n".join(lines))
+    lines = [re.sub(r"^[│| ]+|[│| ]+$", "", line) for line in box.splitlines()[1:-1]]
+    parts = [part.strip() for part in re.split(r"[─-]{4,}", "\n".join(lines)) if part.strip()]
     if parts[0].startswith("Missing"):
         names = re.findall(r"^(?:--[\w-]+|[A-Z]{2,})", parts[0], re.MULTILINE)
         return f"missing: {', '.join(names)}"
-    meant = [part for part in parts[1:] if part.strip().startswith("Perhaps you meant")]
+    meant = [part for part in parts[1:] if part.startswith("Perhaps you meant")]
     hint = re.search(r"--[\w.-]+", meant[0]) if meant else None
     return " ".join(parts[0].split()) + (f". Did you mean {hint[0]}?" if hint else "")
 

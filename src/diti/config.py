@@ -59,16 +59,32 @@ class PretrainConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
 
+@dataclass(frozen=True)
+class Preset:
+    """A named starting point for `diti pretrain`."""
+
+    config: PretrainConfig
+    purpose: str
+
+
 def _preset(
-    size: int, unshuffle: int, channels: tuple[int, ...], layers: int, attention: tuple[int, ...], head: int,
-    images: int, batch: int, rate: float,
+    size: int,
+    unshuffle: int,
+    channels: tuple[int, ...],
+    layers: int,
+    attention: tuple[int, ...],
+    head: int,
+    images: int,
+    batch: int,
+    rate: float,
+    purpose: str,
     **training: Any,
-) -> PretrainConfig:  # fmt: skip
+) -> Preset:
     shape = BackboneConfig(
         size=size, unshuffle=unshuffle, channels=channels, layers=layers, attention=attention, head_channels=head
     )
     length = TrainingConfig(images=images, train_batch_size=batch, learning_rate=rate, **training)
-    return PretrainConfig(backbone=shape, training=length)
+    return Preset(PretrainConfig(backbone=shape, training=length), purpose)
 
 
 T = TypeVar("T")
@@ -78,7 +94,7 @@ def preset(name: str) -> PretrainConfig:
     """The preset of that name."""
     if name not in PRESETS:
         raise InputError(f"preset {name!r} is unknown; use {', '.join(PRESETS)}.{nearest(name, PRESETS)}")
-    return dataclasses.replace(PRESETS[name][0], preset=name)
+    return dataclasses.replace(PRESETS[name].config, preset=name)
 
 
 def from_mapping(base: T, values: Any, where: str) -> T:
@@ -155,6 +171,19 @@ def differences(before: Any, now: Any, skip: frozenset[str] = frozenset()) -> li
     return found
 
 
-PRESETS: dict[str, tuple[PretrainConfig, str]] = {
-    # name          size  fold  widths     layers  attention  head   images  batch  rate      what it is for
+_QUICK = {"lr_schedule": "cosine", "lr_warmup_images": 20_000, "ema_decay": 0.999}
+_LONG = {
+    "lr_warmup_images": 640_000,
+    "validate_images": 1_000_000,
+    "checkpoint_images": 500_000,
+    "log_images": 12_800,
 }
+
+# fmt: off
+PRESETS: dict[str, Preset] = {
+    # name                size fold widths              layers attention head images     batch rate
+    "toyfaces32": _preset(32,  2,   (32, 32, 64),       1,     (8,),     16,  1_500_000,  64,  1e-3, "the built-in faces on a laptop: about 0.25 GFLOP per image and step", **_QUICK),
+    "celeba32":   _preset(32,  2,   (64, 64, 128),      1,     (8,),     32,  1_000_000,  64,  1e-3, "real faces on a laptop, within an hour: about 1 GFLOP per image and step", **_QUICK),
+    "celeba64":   _preset(64,  1,   (128, 256, 384),    2,     (16,),    64, 38_000_000, 128,  1e-4, "the authors' size for CelebA; a GPU", **_LONG),
+}
+# fmt: on

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import math
 import pickle
 from collections import Counter
@@ -101,6 +102,12 @@ def test_folders_that_are_not_lfw(tmp_path: Path) -> None:
     assert not lfw.detect(tmp_path / "faces" / "Zico" / "Zico_0001.jpg")
 
 
+def size_of(path: Picture) -> tuple[int, int]:
+    assert isinstance(path, Path)
+    with Image.open(path) as image:
+        return image.size
+
+
 def listed(read: Read, rows: list[int]) -> list[Picture]:
     return list(read(rows))
 
@@ -130,8 +137,8 @@ def test_validation_people_are_a_stable_tenth() -> None:
     assert len(valid) == math.ceil(403.8)
     assert valid < set(people)
     assert lfw.validation_people(people[::-1]) == valid
-    few = people[:2000]  # who is in stays in when the list grows less crowded around them
-    assert valid & set(few) <= lfw.validation_people(few) | {max(valid)} | set(people[2000:]) | valid
+    place = {person: hashlib.sha256(person.encode()).hexdigest() for person in people}
+    assert max(place[p] for p in valid) < min(place[p] for p in people if p not in valid)
     assert len(lfw.validation_people(["Zico"])) == 1
 
 
@@ -158,7 +165,9 @@ def test_images_without_scores_and_scores_without_image_are_counted(root: Path) 
     (root / "lfw_funneled/Zico/thumbnail.jpg").write_bytes(b"")
     source = lfw.open_source(root, ReadOptions())
     kept = [1, 2, 3, 5]
-    assert source.table["file"].to_pylist() == [f"{PHOTOS[i][0]}/{PHOTOS[i][0]}_{PHOTOS[i][1]:04d}.jpg" for i in kept]
+    assert source.table["file"].to_pylist() == [
+        f"{PHOTOS[i][0]}/{PHOTOS[i][0]}_{PHOTOS[i][1]:04d}.jpg" for i in kept
+    ]
     assert source.table["Male"].to_pylist() == [scores(i)[0] for i in kept]
     assert source.notes[:3] == (
         "1 files are not called Person/Person_0001.jpg and were left out",
@@ -222,4 +231,4 @@ def test_sample_of_the_real_set() -> None:
     row = table.slice(0, 1).to_pylist()[0]
     assert row["file"] == f"{first[0].replace(' ', '_')}/{first[0].replace(' ', '_')}_000{first[1]}.jpg"
     np.testing.assert_allclose([row[name] for name in names], np.array(first[2:], np.float32), rtol=1e-6)
-    assert all(isinstance(p, Path) and Image.open(p).size == (250, 250) for p in source.read(range(32)))
+    assert {size_of(path) for path in source.read(range(32))} == {(250, 250)}

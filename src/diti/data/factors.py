@@ -107,9 +107,11 @@ def open_shapes3d(path: Path, options: ReadOptions) -> Source:
             images = handle["images"]
             # Compressed chunks usually span many images; reading less than one unpacks it again and again.
             block = min(images.chunks[0] if images.chunks else ReadHdf5.block, 8192)
-            shape = images.shape
+            shape, kind = images.shape, images.dtype
     except (OSError, KeyError) as error:
         raise InputError(f"{file} is not Shapes3D with datasets images and labels: {error}") from None
+    if len(shape) != 4 or shape[3] != 3 or kind != np.uint8:
+        raise InputError(f"{file} holds {kind} images of shape {shape} instead of uint8 (N, H, W, 3)")
     _check_count(file, shape[0], len(labels))
     return _source("shapes3d", path, SHAPES3D_FACTORS, labels, ReadHdf5(file, block), options)
 
@@ -125,7 +127,8 @@ class ReadHdf5:
         for number, members in groupby(rows, key=lambda row: row // self.block):
             local = [row % self.block for row in members]
             try:
-                pixels = _hdf5_block(self.path, number * self.block, self.block)
+                written = self.path.stat().st_mtime_ns
+                pixels = _hdf5_block(self.path, written, number * self.block, self.block)
             except OSError as error:
                 yield from [error] * len(local)
             else:
@@ -133,8 +136,11 @@ class ReadHdf5:
 
 
 @lru_cache(maxsize=1)
-def _hdf5_block(path: Path, start: int, count: int) -> np.ndarray:
-    """Some images (count, H, W, 3); the last ones are kept, because the next rows are mostly from them too."""
+def _hdf5_block(path: Path, written: int, start: int, count: int) -> np.ndarray:
+    """Some images (count, H, W, 3); the last ones are kept, because the next rows are mostly from them too.
+
+    `written` is the file's time of change, so that nothing of an older file is kept.
+    """
     import h5py
 
     with h5py.File(path, "r") as handle:
@@ -185,7 +191,7 @@ def _count_images(file: Path, array: str, dimensions: int) -> int:
         images.stream.close()
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{file} has no readable array {array!r} ({error}); fetch it again") from None
-    if images.dtype.itemsize != 1 or len(images.shape) <= dimensions:
+    if images.dtype not in (np.uint8, np.bool_) or len(images.shape) <= dimensions:
         raise InputError(f"{file}: {array!r} is {images.dtype} of shape {images.shape}, not 8-bit images")
     return math.prod(images.shape[:-dimensions])
 
@@ -208,18 +214,17 @@ class _ArrayStream:
             raise ValueError(f"{array} must be an array of numbers in C order")
 
     def read(self, first: int, count: int, dimensions: int) -> np.ndarray:
-        """Some rows of the array seen as (N, ...) with so many dimensions behind N."""
+        """Some rows of the array seen as (N, ...) with so many dimensions behind N; fewer where it ends early."""
         shape = self.shape[-dimensions:]
         size = math.prod(shape) * self.dtype.itemsize
         self.stream.seek(self.start + first * size)
         data = self.stream.read(count * size)
-        if len(data) < count * size:
-            raise EOFError(f"the archive ends before image {first + count}")
-        return np.frombuffer(data, self.dtype).reshape(count, *shape)
+        whole = len(data) // size
+        return np.frombuffer(data[: whole * size], self.dtype).reshape(whole, *shape)
 
 
 @lru_cache(maxsize=1)
-def _array_stream(path: Path, array: str, process: int) -> _ArrayStream:
+def _array_stream(path: Path, array: str, written: int, process: int) -> _ArrayStream:
     """The open archive of this process; a forked one must not share the position in the file."""
     return _ArrayStream(path, array)
 
@@ -242,10 +247,11 @@ class ReadNpz:
                 yield from [error] * len(consecutive)
             else:
                 yield from pixels
+                yield from [EOFError(f"{self.path.name} ends early")] * (len(consecutive) - len(pixels))
 
     def _pixels(self, first: int, count: int) -> np.ndarray:
         """(count, H, W, 3)"""
-        stream = _array_stream(self.path, self.array, os.getpid())
+        stream = _array_stream(self.path, self.array, self.path.stat().st_mtime_ns, os.getpid())
         pixels = stream.read(first, count, self.dimensions) * np.uint8(self.scale)
         return pixels if self.dimensions == 3 else np.repeat(pixels[..., None], 3, axis=-1)
 
@@ -270,8 +276,9 @@ def open_cars3d(path: Path, options: ReadOptions) -> Source:
     import scipy.io
 
     try:
-        shapes = {name: shape for name, shape, _ in scipy.io.whosmat(files[0])}
-    except (OSError, ValueError, NotImplementedError) as error:
+        with files[0].open("rb") as handle:
+            shapes = {name: shape for name, shape, _ in scipy.io.whosmat(handle)}
+    except Exception as error:  # scipy raises many kinds on broken files
         raise InputError(f"{files[0]} is not a MATLAB file of Cars3D: {error}") from None
     shape = shapes.get("im", ())
     if len(shape) != 5:
@@ -292,19 +299,21 @@ class ReadMat:
         for number, members in groupby(rows, key=lambda row: row // per_car):
             local = [row % per_car for row in members]
             try:
-                views = _car(self.files[number], self.shape)
-            except (OSError, ValueError, KeyError, NotImplementedError) as error:
+                file = self.files[number]
+                views = _car(file, file.stat().st_mtime_ns, self.shape)
+            except Exception as error:  # scipy raises many kinds on broken files; one must not stop a run
                 yield from [error] * len(local)
             else:
                 yield from views[local]
 
 
 @lru_cache(maxsize=1)
-def _car(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+def _car(path: Path, written: int, shape: tuple[int, ...]) -> np.ndarray:
     """All views of one car, (azimuths * elevations, H, W, 3)."""
     import scipy.io
 
-    views = scipy.io.loadmat(path)["im"]
-    if views.shape != shape:
-        raise ValueError(f"{path.name} holds images {views.shape} instead of {shape}")
+    with path.open("rb") as handle:
+        views = scipy.io.loadmat(handle)["im"]
+    if views.shape != shape or views.dtype != np.uint8:
+        raise ValueError(f"{path.name} holds {views.dtype} images {views.shape} instead of uint8 {shape}")
     return np.ascontiguousarray(views.transpose(3, 4, 0, 1, 2)).reshape(-1, *shape[:3])

@@ -190,7 +190,7 @@ class ReadParquet:
 
     def _pictures(self, path: Path, group: int, rows: list[int]) -> Iterator[Picture]:
         try:
-            values = _row_group(path, group, self.image)
+            values = _row_group(path, path.stat().st_mtime_ns, group, self.image)
         except (pa.ArrowException, OSError) as error:
             yield from [error] * len(rows)
             return
@@ -199,8 +199,11 @@ class ReadParquet:
 
 
 @lru_cache(maxsize=1)
-def _row_group(path: Path, group: int, column: str) -> pa.ChunkedArray:
-    """The images of one row group; the last one is kept, because the next rows are mostly from it too."""
+def _row_group(path: Path, written: int, group: int, column: str) -> pa.ChunkedArray:
+    """The images of one row group; the last one is kept, because the next rows are mostly from it too.
+
+    `written` is the file's time of change, so that nothing of an older file is kept.
+    """
     with pq.ParquetFile(path) as parquet:
         # No threads of pyarrow: this runs in forked processes.
         return parquet.read_row_group(group, columns=[column], use_threads=False)[column]

@@ -46,7 +46,7 @@ def timesteps(schedule: Schedule, calls: int, spacing: str = "mixed") -> list[in
     """`calls` descending time-steps from the last one, T - 1, to 0; reverse the list to invert.
 
     uniform: even in t.  logsnr: even in log(abar / (1 - abar)).  mixed: even in the mean of the two, each scaled
-    to 0..1; on a Gaussian and on mixtures of Gaussians it is the most robust of the three.
+    to 0..1. For round trips with the second-order solver, logsnr is best on a Gaussian, mixed on most mixtures.
     Where the terminal SNR is zero the list starts one step lower: pure noise holds no trace of x0.
     """
     last = _usable(schedule) - 1

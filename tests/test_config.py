@@ -1,0 +1,88 @@
+import dataclasses
+
+import pytest
+import yaml
+
+from diti.config import (
+    PRESETS,
+    BackboneConfig,
+    PretrainConfig,
+    TrainingConfig,
+    differences,
+    from_mapping,
+    load_yaml,
+    preset,
+    to_yaml,
+)
+from diti.core.errors import InputError
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_survive_the_yaml_round_trip(name, tmp_path):
+    (tmp_path / "c.yaml").write_text(to_yaml(preset(name)))
+    assert load_yaml(PretrainConfig(), tmp_path / "c.yaml") == preset(name)
+    assert PRESETS[name].purpose, "a preset says what it is for"
+
+
+def test_configs_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        preset("toyfaces32").data = "x"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"trainin": {}}, "unknown setting 'trainin'.*Did you mean 'training'"),
+        ({"training": {"learning_rat": 1}}, "training: unknown setting 'learning_rat'.*Did you mean 'learning_rate'"),
+        ({"training": {"images": "many"}}, "images must be int, got 'many'"),
+        ({"training": {"images": True}}, "images must be int, got True"),
+        ({"training": {"lr_schedule": "linear"}}, "lr_schedule must be 'constant' or 'cosine', got 'linear'"),
+        ({"backbone": {"channels": [1, "x"]}}, "channels must be int, got 'x'"),
+        ({"training": 3}, "must be a mapping of settings, got int"),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_nearest_name(values, words):
+    with pytest.raises(InputError, match=words):
+        from_mapping(PretrainConfig(), values, "file.yaml")
+
+
+def test_numbers_and_lists_fit_their_fields():
+    config = from_mapping(PretrainConfig(), {"training": {"learning_rate": 1}, "backbone": {"channels": [8, 16]}}, "x")
+    assert config.training.learning_rate == 1.0 and isinstance(config.training.learning_rate, float)
+    assert config.backbone.channels == (8, 16)
+    assert from_mapping(PretrainConfig(), {"init": None}, "x").init is None
+
+
+def test_yaml_files_that_are_none(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        load_yaml(PretrainConfig(), tmp_path / "no.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(InputError, match="not valid YAML"):
+        load_yaml(PretrainConfig(), tmp_path / "bad.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_yaml(PretrainConfig(), tmp_path / "empty.yaml") == PretrainConfig()
+
+
+def test_differences_name_nested_settings():
+    now = PretrainConfig(training=TrainingConfig(seed=5, images=9), backbone=BackboneConfig(size=64))
+    assert differences(PretrainConfig(), now) == ["backbone.size", "training.images", "training.seed"]
+    assert differences(PretrainConfig(), now, frozenset({"images"})) == ["backbone.size", "training.seed"]
+
+
+def test_unknown_preset():
+    with pytest.raises(InputError, match="preset 'toyface' is unknown.*Did you mean 'toyfaces32'"):
+        preset("toyface")
+
+
+def test_command_line_over_yaml_over_preset(tmp_path, diti):
+    (tmp_path / "c.yaml").write_text("training:\n  learning_rate: 0.5\n  seed: 4\n")
+    result = diti(
+        "pretrain", "--data", "toyfaces:9", "--out", tmp_path / "run", "--config", tmp_path / "c.yaml",
+        "--preset", "celeba32", "--seed", 6, "--channels", 16, 32, "--train_batch_size", 8, "--dry-run",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    resolved = yaml.safe_load(result.stdout)
+    assert resolved["training"]["learning_rate"] == 0.5 and resolved["training"]["seed"] == 6
+    assert resolved["backbone"]["channels"] == [16, 32] and resolved["training"]["train_batch_size"] == 8
+    assert resolved["backbone"]["size"] == preset("celeba32").backbone.size
+    assert not (tmp_path / "run").exists(), "a dry run writes nothing"
