@@ -133,26 +133,29 @@ def train(
     model, optimizer = accelerator.prepare(objective, weights.adam)
     log = IntervalLog(run, accelerator, images)
     main = accelerator.is_main_process
-    bar = progress_bar(label, config.images, start=images) if main else nullcontext(lambda *a, **k: None)
-    with bar as advance:
+    with progress_bar(label, config.images, start=images, shown=main) as advance:
         while images < config.images:
+            rate = learning_rate(config, images)
             for group in weights.adam.param_groups:
-                group["lr"] = learning_rate(config, images)
+                group["lr"] = rate
             report, norm = step(model, optimizer, batches, images, config, accelerator)
             _require_finite(report, norm, images, config, run)
             weights.update_average(images // config.train_batch_size)
-            before, images = images, images + config.train_batch_size
             log.add(report, norm)
-            finished = images >= config.images
-            if _due(before, images, config.log_images) or finished:
-                log.write(images, learning_rate(config, before))
-                if _due(before, images, config.validate_images) or finished:
-                    with weights.averaged(), torch.no_grad():
-                        log.write_validation(images, evaluate(images) if main else {})
-                    accelerator.wait_for_everyone()
-                if main and (_due(before, images, config.checkpoint_images) or finished):
-                    save_state(run.path / "state", images, weights.tensors(), {"scaler": _scaler(accelerator)})
+            before, images = images, images + config.train_batch_size
             advance(config.train_batch_size, note=log.note)
+            finished = images >= config.images
+            if not (finished or _due(before, images, config.log_images)):
+                continue
+            # Validation and states wait for a line of the log, so that a continued run logs the same lines.
+            since = log.images
+            log.write(images, rate)
+            if finished or _due(since, images, config.validate_images):
+                with weights.averaged(), torch.no_grad():
+                    log.write_validation(images, evaluate(images) if main else {})
+                accelerator.wait_for_everyone()
+            if main and (finished or _due(since, images, config.checkpoint_images)):
+                save_state(run.path / "state", images, weights.tensors(), {"scaler": _scaler(accelerator)})
     log.close()
     return weights
 

@@ -33,7 +33,9 @@ Advance = Callable[..., None]  # advance(count=1, note="")
 
 
 @contextmanager
-def progress_bar(label: str, total: int, unit: str = "images", start: int = 0) -> Iterator[Advance]:
+def progress_bar(
+    label: str, total: int, unit: str = "images", start: int = 0, shown: bool = True
+) -> Iterator[Advance]:
     """A bar from `start` to `total`. Yields `advance(count=1, note="")`; the note stands behind the bar."""
     columns = (
         TextColumn("{task.description}"),
@@ -43,7 +45,9 @@ def progress_bar(label: str, total: int, unit: str = "images", start: int = 0) -
         TimeRemainingColumn(),
         TextColumn("left {task.fields[note]}"),
     )
-    with Progress(*columns, console=Console(stderr=True, soft_wrap=True), refresh_per_second=4) as progress:
+    with Progress(
+        *columns, console=Console(stderr=True, soft_wrap=True), disable=not shown, refresh_per_second=4
+    ) as progress:
         task = progress.add_task(label, total=total, completed=start, note="")
 
         def advance(count: int = 1, note: str | None = None) -> None:

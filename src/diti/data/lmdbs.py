@@ -209,21 +209,23 @@ def _labels(
     """Split and identity, attributes, and notes. A list that is not as long as the database is another set's."""
     roots = [path, path.parent, path.parent / "celeba_anno"]
     labels, notes = _published_split(indices, ignore)
+    unused = []
     for list_path in _attribute_lists(roots):
         names, columns, list_notes = celeba.read_attributes(list_path)
         if len(names) != len(indices):
-            notes.append(f"{list_path} lists {len(names):,} images, not {len(indices):,}: it was not used")
+            unused.append(f"{list_path} lists {len(names):,} images, not {len(indices):,}: it was not used")
             continue
         check_ignored(ignore, [*columns.column_names, "split", "identity"], list_path)
         rows = _rows_of(indices, names, list_path)
         if list_path.name != CELEBA_HQ:
             listed, listed_notes = celeba.people_and_splits([names[row] for row in rows], roots, ignore)
-            notes = notes if "split" in labels and "split" not in listed else listed_notes
+            if "split" in listed or "split" not in labels:  # the list of the partition comes before the order
+                notes = listed_notes
             labels |= listed
         attributes = celeba.columns_of(columns.take(pa.array(rows)), skip=ignore)
         return labels, attributes, [*list_notes, *notes]
     check_ignored(ignore, ["split"], path)
-    return labels, {}, notes
+    return labels, {}, [*notes, *unused]
 
 
 def _attribute_lists(roots: Sequence[Path]) -> list[Path]:

@@ -108,7 +108,7 @@ def _files_behind(source: Source) -> Iterator[Path]:
         return
     location = Path(source.location)
     if location.is_dir():
-        yield from sorted(p for p in location.iterdir() if p.is_file() and p.name != "lock.mdb")
+        yield from sorted(p for p in location.rglob("*") if p.is_file() and p.name != "lock.mdb")
     elif location.is_file():
         yield location
 

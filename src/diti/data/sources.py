@@ -52,9 +52,12 @@ def find_source(location: str, options: ReadOptions, kind: str | None = None) ->
         raise InputError(f"{location} does not exist; name a file or folder of images{hint}")
     if kind is not None:
         return _kind(kind).open_source(path, options)
-    for candidate in KINDS:
-        if candidate.detect(path):
-            return candidate.open_source(path, options)
+    try:
+        for candidate in KINDS:
+            if candidate.detect(path):
+                return candidate.open_source(path, options)
+    except PermissionError as error:
+        raise InputError(f"{error.filename} may not be read ({error.strerror}); change its permissions") from None
     known = "; ".join(k.about for k in KINDS)
     raise InputError(f"{location} is of no kind that can be read; known: {known}; toyfaces[:N]")
 

@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from diti.config import BackboneConfig
 from diti.core.errors import InputError, nearest
 from diti.core.rng import stream_seed
-from diti.diffusion.files import load_strictly, locate, read_json, read_scheduler, read_weights
+from diti.diffusion.files import load_strictly, locate, read_scheduler, read_settings, read_weights
 from diti.diffusion.schedule import (
     PREDICTION_TYPES,
     Schedule,
@@ -58,7 +58,7 @@ class Wrapping:
             value = getattr(self, field.name)
             optional = field.default is None and value is None
             if not optional and not (isinstance(value, int) and value >= 1):
-                raise InputError(f"backbone.json has {field.name} {value!r}; give a whole number of 1 or more")
+                raise InputError(f"{field.name} is {value!r}; give a whole number of 1 or more")
 
 
 class Backbone(nn.Module):
@@ -342,7 +342,7 @@ def load_backbone(source: str | Path) -> Backbone:
         )
     home = unet_folder.parent if unet_folder.name == "unet" else unet_folder
     wrapping = _read_wrapping(home / "backbone.json")
-    unet = assemble_unet(read_json(unet_folder / "config.json"), wrapping)
+    unet = assemble_unet(read_settings(unet_folder / "config.json"), wrapping)
     load_strictly(unet, read_weights(unet_folder), str(unet_folder))
     return Backbone(unet, read_scheduler(home, unet_folder), wrapping).eval()
 
@@ -350,7 +350,7 @@ def load_backbone(source: str | Path) -> Backbone:
 def _read_wrapping(path: Path) -> Wrapping:
     if not path.is_file():
         return Wrapping()
-    content = read_json(path)
+    content = read_settings(path)
     known = [field.name for field in fields(Wrapping)]
     if unknown := sorted(set(content) - set(known)):
         raise InputError(f"{path} has unknown keys {unknown}; known are {known}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from diti.core.errors import InputError, nearest
+from diti.core.runs import read_json
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"  # backbones shipped with the package, a folder each
 WEIGHT_FILES = ("safetensors", "fp16.safetensors", "bin")  # after "diffusion_pytorch_model."
@@ -78,12 +78,9 @@ def _download(hub_id: str) -> Path:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not readable JSON ({error}); write the folder anew") from error
+def read_settings(path: Path) -> dict[str, Any]:
+    """A JSON file that must hold an object."""
+    content = read_json(path)
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}; expected a JSON object")
     return content
@@ -134,7 +131,7 @@ def read_scheduler(home: Path, unet_folder: Path) -> Any:
     """The scheduler of a pipeline (scheduler/), of an old one (beside the weights), else DDPM's defaults."""
     for folder in (home / "scheduler", unet_folder):
         if (folder / SCHEDULER_FILE).is_file():
-            name = read_json(folder / SCHEDULER_FILE).get("_class_name", "DDPMScheduler")
+            name = read_settings(folder / SCHEDULER_FILE).get("_class_name", "DDPMScheduler")
             kind = getattr(diffusers, str(name), None)
             if not (isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)):
                 raise InputError(f"{folder} names the scheduler {name!r}, which diffusers does not have")

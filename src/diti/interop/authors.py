@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -83,22 +83,28 @@ class Layer:
 
 
 def convert(src: str | Path, size: int | None = None) -> Backbone:
-    """A backbone from the authors' files (a folder, its config or its checkpoint) or any diffusers folder.
+    """A backbone from the authors' files (a folder, its config or its checkpoint) or what load_backbone takes.
 
     The image side in px is `size`, else what the config says, else the number that ends the folder's name as the
     authors name theirs (celeba64, ffhq128), else 64.
     """
-    src = Path(src)
-    if src.is_dir() and any((src / name).is_file() for name in ("config.json", "unet/config.json")):
+    path = Path(src)
+    if not path.exists() or any((path / name).is_file() for name in ("config.json", "unet/config.json")):
         backbone = load_backbone(src)
         if size is not None:
             backbone.require_size(size)
         return backbone
+    return _convert_files(path, size)
+
+
+def _convert_files(src: Path, size: int | None) -> Backbone:
+    if src.is_file() and src.suffix not in (".yml", ".yaml", ".pt"):
+        raise InputError(f"{src} is neither a config (.yml) nor a checkpoint (.pt); give its folder")
     folder = src if src.is_dir() else src.parent
     config_path = src if src.suffix in (".yml", ".yaml") else _find_config(folder)
     state = unet_state(read_authors_checkpoint(src), src) if src.suffix == ".pt" else _find_state(folder)
     config = _read_config(config_path)
-    size = size or _image_size(config) or _trailing_number(folder.resolve().name)
+    size = size or _image_size(config) or _size_in_name(folder.resolve().name)
     return convert_unet(config, state, size)
 
 
@@ -157,11 +163,17 @@ def translate(
     module: nn.Module, layers: list[Layer], state: Mapping[str, Tensor], shape: UNetShape
 ) -> dict[str, Tensor]:
     """`state` under diffusers' names. A weight of theirs that is missing or has no place is an InputError."""
-    present = [layer for layer in layers if layer.ours in dict(module.named_modules())]
-    wanted = {f"{layer.theirs}.{leaf}": None for layer in present for leaf in ("weight", "bias")}
+    own = module.state_dict()
+    present = [layer for layer in layers if f"{layer.ours}.weight" in own]
+    wanted = {  # numbers that each of their tensors must hold
+        f"{layer.theirs}.{leaf}": own[f"{layer.ours}.{leaf}"].numel() * (1 if layer.part is None else 3)
+        for layer in present
+        for leaf in ("weight", "bias")
+    }
     faults = {
         "missing": [key for key in wanted if key not in state],
         "unexpected": [key for key in state if key not in wanted],
+        "misshapen": [key for key in wanted if key in state and state[key].numel() != wanted[key]],
     }
     refuse_keys(faults, "the authors' U-Net")
     translated = {}
@@ -252,11 +264,13 @@ def unet_shape(config: Mapping[str, Any]) -> UNetShape:
         raise InputError(f"the authors' U-Net has num_class {given['num_class']}; a backbone takes no labels")
     if given.get("dims", 2) != 2:
         raise InputError(f"the authors' U-Net has dims {given['dims']}; a backbone is for images, dims 2")
-    known = {name: given[name] for name in UNetShape.__dataclass_fields__ if name in given}
-    required = set(UNetShape.__dataclass_fields__) - {"dropout", "learn_sigma"}
-    if missing := sorted(required - set(known)):
+    known = {field.name: given[field.name] for field in fields(UNetShape) if field.name in given}
+    required = [field.name for field in fields(UNetShape) if field.default is MISSING]
+    if missing := [name for name in required if name not in known]:
         raise InputError(f"denoise_fn_config lacks {', '.join(missing)}")
     for name in ("channel_multiplier", "attention_resolutions"):
+        if not isinstance(known[name], list | tuple):
+            raise InputError(f"denoise_fn_config has {name} {known[name]!r}; expected a list of numbers")
         known[name] = tuple(known[name])
     shape = UNetShape(**known)
     _check_widths(shape)
@@ -299,8 +313,8 @@ def _image_size(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _trailing_number(name: str) -> int | None:
-    found = re.search(r"[a-z](\d+)$", name)
+def _size_in_name(name: str) -> int | None:
+    found = re.search(r"(32|64|128|256|512)$", name)
     return int(found[1]) if found else None
 
 

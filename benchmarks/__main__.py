@@ -1,0 +1,27 @@
+"""`python -m benchmarks [NAME ...]`: run all benchmarks, or those named."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from benchmarks import bench_data, bench_round_trip, bench_training
+
+BENCHMARKS = {"data": bench_data.main, "training": bench_training.main, "round-trip": bench_round_trip.main}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"unknown benchmark {unknown[0]}; use {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    for name in names or BENCHMARKS:
+        print(f"\n== {name} ==")
+        BENCHMARKS[name]()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""Pretraining as a user runs it: by command, killed, continued, by several processes. Tiny networks, few steps."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diti.cli import main
+from diti.config import BackboneConfig, PretrainConfig, TrainingConfig
+from diti.core.rng import Draws, torch_generator
+from diti.core.runs import RunFolder
+from diti.data.sources import open_data
+from diti.diffusion.backbone import build_backbone, load_backbone
+from diti.diffusion.pretrain import Denoising, pretrain, samples, validation_losses
+
+TINY = (
+    "--data", "toyfaces:200", "--size", "16", "--unshuffle", "2", "--channels", "8", "16", "--layers", "1",
+    "--attention", "--head-channels", "8", "--train-batch-size", "16", "--log-images", "64",
+    "--checkpoint-images", "128", "--validate-images", "1024", "--lr-warmup-images", "64",
+)  # fmt: skip
+SHAPE = BackboneConfig(size=16, unshuffle=2, channels=(8, 16), layers=1, head_channels=8)
+
+
+def weights(run):
+    return load_file(run / "unet" / "diffusion_pytorch_model.safetensors")
+
+
+def losses(run):
+    return [r["loss"] for r in RunFolder(run).read_log() if "loss" in r]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_run_leaves_a_backbone_with_its_card(tmp_path, capsys):
+    assert main(["pretrain", *TINY, "--images", "256", "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "learning_rate:" in shown and "next: diti" in shown
+    run = tmp_path / "run"
+    for name in ("unet", "scheduler", "backbone.json", "config.yaml", "run.json", "log.jsonl", "samples.png", "card.md"):
+        assert (run / name).exists(), name
+    backbone = load_backbone(run)
+    assert backbone.size == 16 and backbone.unshuffle == 2
+    card = (run / "card.md").read_text()
+    assert "images seen: 256" in card and "| 0.9 – 1.0 |" in card and "diti pretrain" in card or "diti " in card
+    facts = json.loads((run / "run.json").read_text())
+    assert facts["data_hash"] and facts["versions"]["torch"] == torch.__version__
+
+
+def test_killed_at_any_moment_the_same_command_ends_with_the_same_bits(tmp_path):
+    """kill -9 twice at moments that depend on the machine's mood, then run to the end."""
+    command = [sys.executable, "-m", "diti", "pretrain", *TINY, "--images", "1024", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
+    subprocess.run([*command, tmp_path / "whole"], check=True, timeout=300, **quiet)
+    for wanted in (128, 384):
+        process = subprocess.Popen([*command, tmp_path / "killed"], **quiet)
+        while process.poll() is None and not (tmp_path / "killed" / "state" / f"{wanted:012d}").exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "killed" / "card.md").exists(), "it ended before it was killed"
+    subprocess.run([*command, tmp_path / "killed"], check=True, timeout=300, **quiet)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
+
+
+def test_two_processes_with_half_the_batch_equal_one(tmp_path):
+    words = ["-m", "diti", "pretrain", *TINY, "--images", "512", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    subprocess.run([sys.executable, *words, tmp_path / "one"], check=True, timeout=300, env=environment)
+    subprocess.run([*launcher, *words, tmp_path / "two"], check=True, timeout=300, env=environment)
+    assert np.allclose(losses(tmp_path / "one"), losses(tmp_path / "two"), rtol=1e-4)
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert all(torch.allclose(one[k], two[k], atol=2e-3) for k in one)
+    assert len((tmp_path / "two" / "log.jsonl").read_text().splitlines()) == len(
+        (tmp_path / "one" / "log.jsonl").read_text().splitlines()
+    ), "only one process writes"
+
+
+def config(**training):
+    return PretrainConfig(
+        data="toyfaces:60",
+        backbone=SHAPE,
+        training=TrainingConfig(**{"images": 64, "train_batch_size": 16, "log_images": 32, **training}),
+    )
+
+
+def test_other_settings_do_not_continue_a_run(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["pretrain", *TINY, "--images", "128", "--out", run]) == 0
+    assert main(["pretrain", *TINY, "--images", "128", "--out", run, "--learning-rate", "0.5", "--seed", "3"]) == 2
+    shown = capsys.readouterr().err
+    assert "holds a run with other settings (training.learning_rate, training.seed)" in shown
+    assert main(["pretrain", *TINY[2:], "--data", "toyfaces:90", "--images", "128", "--out", run]) == 2
+    assert "other settings (data)" in capsys.readouterr().err
+    assert main(["pretrain", *TINY, "--images", "256", "--out", run]) == 0, "a longer run continues"
+    assert "continuing at image 128" in capsys.readouterr().out
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("x")
+    assert main(["pretrain", *TINY, "--images", "64", "--out", str(tmp_path)]) == 2
+    assert "holds other files" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_rate_that_is_too_high_stops_with_advice(tmp_path, capsys):
+    words = ["pretrain", *TINY, "--images", "6400", "--learning-rate", "1e30", "--max-grad-norm", "0", "--out"]
+    assert main([*words, str(tmp_path / "run")]) == 2
+    shown = capsys.readouterr().err
+    assert "lower --learning-rate (now 1e+30)" in shown and "at image" in shown
+
+
+def test_fine_tuning_starts_from_the_given_backbone(tmp_path):
+    pretrain(config(), tmp_path / "base")
+    frozen = dataclasses.replace(config(learning_rate=1e-12), init=str(tmp_path / "base"))
+    pretrain(frozen, tmp_path / "tuned")
+    assert all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(weights(tmp_path / "base").values(), weights(tmp_path / "tuned").values(), strict=True)
+    )
+
+
+def test_data_of_another_size_is_refused(tmp_path, capsys):
+    assert main(["prepare", "toyfaces:40", "--size", "32", "--out", str(tmp_path / "data")]) == 0
+    words = ["pretrain", *TINY[2:], "--data", str(tmp_path / "data"), "--images", "64", "--out", str(tmp_path / "r")]
+    assert main(words) == 2
+    assert "images are 32 px but the backbone is for 16 px" in capsys.readouterr().err
+
+
+def test_the_loss_is_eq_3_in_its_eps_form():
+    """Against a slow loop over images: noise them one by one by the definition of q(x_t | x0)."""
+    backbone = build_backbone(SHAPE, seed=0).eval()
+    torch.nn.init.normal_(backbone.unet.conv_out.weight, std=0.1, generator=torch_generator(0, "test"))
+    images = torch.rand(4, 3, 16, 16, generator=torch_generator(1, "test")) * 2 - 1
+    draws = Draws(5, 32, 4)
+    with torch.no_grad():
+        report = Denoising(backbone)(images, draws)
+        t, noise = draws.integers("time-step", 1000), draws.normal("noise", (3, 16, 16))
+        betas = np.linspace(1e-4, 0.02, 1000)
+        for i in range(4):
+            abar = np.prod(1 - betas[: t[i] + 1])
+            x_t = np.sqrt(abar) * images[i] + np.sqrt(1 - abar) * noise[i]
+            output = backbone(x_t[None].float(), t[i : i + 1])
+            assert ((output[0] - noise[i]) ** 2).mean().item() == pytest.approx(report.per_image[i].item(), rel=1e-4)
+    assert report.total.item() == pytest.approx(report.per_image.mean().item())
+
+
+def test_validation_is_repeatable_and_spread_over_time(tmp_path):
+    backbone, dataset = build_backbone(SHAPE, seed=0), open_data("toyfaces:60", 16)
+    (a, share), (b, _) = validation_losses(backbone, dataset), validation_losses(backbone, dataset)
+    assert torch.equal(a, b)
+    assert torch.histc(share.float(), 10, 0, 1).tolist() == pytest.approx([102.4] * 10, abs=2)
+    assert a.mean().item() == pytest.approx(1.0, abs=0.02), "a network that predicts nothing loses the noise's power"
+
+
+def test_sampling_leaves_mode_and_random_state_alone():
+    backbone = build_backbone(SHAPE, seed=0).train()
+    before = torch.get_rng_state()
+    first = samples(backbone, 2, seed=3, calls=4)
+    assert backbone.training and torch.equal(before, torch.get_rng_state())
+    assert torch.equal(first, samples(backbone, 2, seed=3, calls=4)) and first.shape == (2, 3, 16, 16)
