@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from diti.core.images import to_float
 from diti.data import toyfaces
-from diti.diffusion.backbone import Backbone, load_backbone
-from diti.diffusion.sampler import SPACINGS, ddim, dpm_solver_2m, timesteps
+from diti.diffusion.backbone import load_backbone
+from diti.diffusion.generate import round_trip
+from diti.diffusion.sampler import SPACINGS
 
 IMAGES, CALLS = 32, (10, 25, 50, 100)
-METHODS: dict[str, Callable[..., Tensor]] = {"DDIM": ddim, "DPM-Solver++ 2M": dpm_solver_2m}
-
-
-def round_trip_error(backbone: Backbone, images: Tensor, method: Any, calls: int, spacing: str) -> float:
-    """Mean squared error in [-1, 1] pixels after inversion and sampling with `calls` network calls each."""
-    steps = timesteps(backbone.schedule, calls, spacing)
-    noise = method(backbone.eps, images, steps[::-1], backbone.schedule)
-    again = method(backbone.eps, noise, steps, backbone.schedule, clamp=False)
-    return (again - images).square().mean().item()
+NAMES = {"ddim": "DDIM", "2m": "DPM-Solver++ 2M"}
 
 
 def main() -> None:
@@ -32,7 +21,8 @@ def main() -> None:
     print("mean squared round-trip error of toy faces; columns: network calls each way")
     print(f"  {'method':<16} {'spacing':<8}" + "".join(f"{f'{c}+{c}':>10}" for c in CALLS))
     with torch.inference_mode():
-        for name, method in METHODS.items():
+        for solver, name in NAMES.items():
             for spacing in SPACINGS:
-                errors = [round_trip_error(backbone, images, method, calls, spacing) for calls in CALLS]
+                again = [round_trip(backbone, images, calls, solver, spacing) for calls in CALLS]
+                errors = [(x - images).square().mean().item() for x in again]
                 print(f"  {name:<16} {spacing:<8}" + "".join(f"{e:10.1e}" for e in errors))

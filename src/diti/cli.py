@@ -98,7 +98,7 @@ class Pretrain:
         from diti.diffusion.pretrain import pretrain
 
         pretrain(self.settings, self.out)
-        _next(f"diti train --method diti --data {self.settings.data} --backbone {self.out} --out runs/model")
+        _next(f"diti sample {self.out} -n 32 --out samples.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +122,23 @@ class Convert:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Draw new images from a backbone."""
+
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]  # folder, shipped name or hub id
+    count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 16  # how many images
+    out: Path = Path("samples.png")  # picture to write
+    calls: int = 25  # network calls per image
+    seed: int = 0
+
+    def run(self) -> None:
+        from diti.diffusion.backbone import load_backbone
+        from diti.diffusion.generate import save_samples
+
+        print(f"wrote {save_samples(load_backbone(self.model), self.count, self.seed, self.calls, self.out)}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Presets:
     """List the presets and what each is for."""
 
@@ -135,6 +152,7 @@ VERBS: dict[str, Any] = {
     "prepare": Prepare,
     "pretrain": Pretrain,
     "convert": Convert,
+    "sample": Sample,
     "presets": Presets,
 }
 

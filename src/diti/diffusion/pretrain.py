@@ -22,11 +22,11 @@ from diti.core.runs import RunFolder, read_json, write_text
 from diti.data.prepared import Dataset, Stream
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
-from diti.diffusion.sampler import dpm_solver_2m, timesteps
+from diti.diffusion.generate import samples
 from diti.diffusion.schedule import dm_loss_eps, gather, q_sample
 
 VALIDATION_IMAGES, VALIDATION_BATCH, VALIDATION_SEED = 1_024, 128, 0
-SAMPLES, SAMPLE_CALLS = 32, 25
+SAMPLES = 32
 # Settings that a continued run may change: they decide how long it runs and what it tells, not what it computes.
 FREE = frozenset({"images", "log_images", "validate_images", "checkpoint_images", "data"})
 
@@ -143,14 +143,6 @@ def validation_losses(backbone: Backbone, dataset: Dataset) -> tuple[Tensor, Ten
         noise = torch.randn(pixels.shape, generator=rng)
         losses.append(denoising_loss(backbone, pixels.to(device), t[part].to(device), noise.to(device)).cpu())
     return torch.cat(losses).double(), t / backbone.timesteps
-
-
-def samples(backbone: Backbone, count: int, seed: int, calls: int = SAMPLE_CALLS) -> Tensor:
-    """(count, 3, H, W) new images from noise, by the second-order solver."""
-    shape = (count, backbone.channels, backbone.size, backbone.size)
-    noise = torch.randn(shape, generator=torch_generator(seed, "samples"))
-    noise = noise.to(next(backbone.parameters()).device)
-    return dpm_solver_2m(backbone.eps, noise, timesteps(backbone.schedule, calls), backbone.schedule)
 
 
 def save(backbone: Backbone, run: RunFolder, config: PretrainConfig) -> None:

@@ -1,0 +1,49 @@
+"""What a bare backbone can do: draw new images from noise, find the noise of an image, and come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.images import grid, save_picture, to_uint8
+from diti.core.progress import progress_bar
+from diti.core.rng import torch_generator
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.sampler import OnStep, ddim, dpm_solver_2m, timesteps
+
+SOLVERS = {"2m": dpm_solver_2m, "ddim": ddim}
+CALLS = 25  # network calls each way; see the round-trip table in docs/results.md
+
+
+def samples(
+    backbone: Backbone, count: int, seed: int, calls: int = CALLS, on_step: OnStep | None = None
+) -> Tensor:
+    """(count, 3, H, W) new images from noise, by the second-order solver."""
+    shape = (count, backbone.channels, backbone.size, backbone.size)
+    noise = torch.randn(shape, generator=torch_generator(seed, "samples"))
+    noise = noise.to(next(backbone.parameters()).device)
+    steps = timesteps(backbone.schedule, calls)
+    return dpm_solver_2m(backbone.eps, noise, steps, backbone.schedule, on_step=on_step)
+
+
+def round_trip(
+    backbone: Backbone, images: Tensor, calls: int = CALLS, solver: str = "2m", spacing: str = "mixed"
+) -> Tensor:
+    """Images after inversion to noise and sampling back, `calls` network calls each way."""
+    steps = timesteps(backbone.schedule, calls, spacing)
+    noise = SOLVERS[solver](backbone.eps, images, steps[::-1], backbone.schedule)
+    return SOLVERS[solver](backbone.eps, noise, steps, backbone.schedule, clamp=False)
+
+
+def save_samples(backbone: Backbone, count: int, seed: int, calls: int, path: Path, columns: int = 8) -> Path:
+    """Draw images with a progress bar and write them as one picture."""
+    if count < 1 or not 1 <= calls <= backbone.timesteps:
+        raise InputError(
+            f"{count} images with {calls} calls; use 1 image or more and 1 to {backbone.timesteps} calls"
+        )
+    with progress_bar("sampling", calls, unit="steps") as advance:
+        images = samples(backbone.eval(), count, seed, calls, on_step=lambda index, total, x: advance())
+    return save_picture(grid(to_uint8(images), min(columns, count)), path)
