@@ -171,7 +171,7 @@ def differences(before: Any, now: Any, skip: frozenset[str] = frozenset()) -> li
     return found
 
 
-_QUICK = {"lr_schedule": "cosine", "lr_warmup_images": 20_000, "ema_decay": 0.999}
+_QUICK = {"lr_schedule": "cosine", "lr_warmup_images": 6_400, "ema_decay": 0.999, "validate_images": 64_000, "checkpoint_images": 32_000}
 _LONG = {
     "lr_warmup_images": 640_000,
     "validate_images": 1_000_000,
@@ -181,9 +181,11 @@ _LONG = {
 
 # fmt: off
 PRESETS: dict[str, Preset] = {
-    # name                size fold widths              layers attention head images     batch rate
-    "toyfaces32": _preset(32,  2,   (32, 32, 64),       1,     (8,),     16,  1_500_000,  64,  1e-3, "the built-in faces on a laptop: about 0.25 GFLOP per image and step", **_QUICK),
-    "celeba32":   _preset(32,  2,   (64, 64, 128),      1,     (8,),     32,  1_000_000,  64,  1e-3, "real faces on a laptop, within an hour: about 1 GFLOP per image and step", **_QUICK),
-    "celeba64":   _preset(64,  1,   (128, 256, 384),    2,     (16,),    64, 38_000_000, 128,  1e-4, "the authors' size for CelebA; a GPU", **_LONG),
+    # name                size fold widths                     layers attention head  images      batch rate
+    "toyfaces32": _preset(32,  2,   (32, 32, 64),              1,     (8,),     16,      640_000,  32,  2e-3, "the built-in faces on a laptop, under an hour", **_QUICK),
+    "celeba32":   _preset(32,  2,   (64, 64, 128),             1,     (8,),     32,      400_000,  32,  2e-3, "real faces on a laptop, about an hour", **_QUICK),
+    "celeba64":   _preset(64,  1,   (64, 128, 256, 512),       2,     (16,),    64,   38_000_000, 128,  1e-4, "CelebA at the paper's size, on a GPU", **_LONG),
+    "ffhq128":    _preset(128, 1,   (128, 128, 256, 384, 512), 2,     (16,),    64,   64_000_000, 128,  1e-4, "FFHQ at the paper's size, on GPUs", **_LONG),
+    "bedroom128": _preset(128, 1,   (128, 128, 256, 384, 512), 2,     (16,),    64,  120_000_000, 128,  1e-4, "LSUN bedrooms at the paper's size, on GPUs; no flip", **{**_LONG, "flip": False}),
 }
 # fmt: on

@@ -25,6 +25,11 @@ Batches = Callable[[int, int], Tensor]  # (start, count) → images (count, C, H
 TIME_BINS = 10  # the log splits the loss by time-step in this many bins
 
 
+def make_accelerator(config: TrainingConfig) -> Accelerator:
+    """Devices and processes as torchrun set them up. Without a GPU, accelerate must be told to join processes."""
+    return Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=config.mixed_precision)
+
+
 @dataclass
 class LossReport:
     """What an objective says about a batch."""

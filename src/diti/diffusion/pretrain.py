@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from diti.config import PretrainConfig, differences, load_yaml, to_yaml
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture, to_float, to_uint8
-from diti.core.loop import TIME_BINS, LossReport, Objective, loss_by_time, train
+from diti.core.loop import TIME_BINS, LossReport, Objective, loss_by_time, make_accelerator, train
 from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder, read_json, write_text
 from diti.data.prepared import Dataset, Stream
@@ -55,7 +54,7 @@ def denoising_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor)
 def pretrain(config: PretrainConfig, out: Path) -> Path:
     """Train, or continue to train, the backbone of `config` in the run folder `out`."""
     run = RunFolder(out)
-    accelerator = Accelerator(mixed_precision=config.training.mixed_precision)
+    accelerator = make_accelerator(config.training)
     backbone = load_backbone(config.init) if config.init else build_backbone(config.backbone, config.training.seed)
     backbone.train()
     with accelerator.main_process_first():
