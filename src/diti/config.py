@@ -29,6 +29,17 @@ class BackboneConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Shape of the encoder f: image → z."""
+
+    encoder: Literal["backbone", "residual", "authors"] = "backbone"  # authors: their 64 px and 128 px networks
+    code_dim: int = 128  # D, length of z
+    encoder_channels: tuple[int, ...] = (32, 64, 128, 128)  # residual: width of each level, finest first
+    encoder_time: int = 50  # backbone: the time-step at which the clean image enters the U-Net's down path
+    trunk: Literal["frozen", "fine-tuned"] = "frozen"  # backbone: whether the copied down path is trained too
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """How long and how to train; the same for every method. Lengths are counted in images seen."""
 
