@@ -25,12 +25,17 @@ def run_demo(out: Path, faces: int) -> None:
         print(f"wrote {picture}")
 
 
-def save_changes(path: Path, seed: int = 7, people: int = 3) -> Path:
-    """Rows of faces in which exactly one attribute changes from column to column."""
-    factors = toyfaces.sample(people, seed)
-    columns = [factors] + [toyfaces.change(factors, name, seed=seed) for name in toyfaces.NAMES]
-    images = np.stack([toyfaces.render(column, SIZE) for column in columns], axis=1)
-    labels = ["face", *(name.replace("_", " ") for name in toyfaces.NAMES)]
-    title = "the same faces with exactly one attribute changed"
-    flat = images.reshape(-1, SIZE, SIZE, 3)
-    return save_picture(grid(flat, len(columns), column_labels=labels, title=title), path)
+def save_changes(path: Path, seed: int = 19741) -> Path:
+    """One face, and the same face with exactly one attribute changed, for each attribute."""
+    face = toyfaces.sample(1, seed)
+    faces = [face] + [toyfaces.change(face, a.name, values=_far_end(face, a)) for a in toyfaces.ATTRIBUTES]
+    images = toyfaces.render(np.concatenate(faces), SIZE)
+    captions = ["this face", *(name.replace("_", " ") for name in toyfaces.NAMES)]
+    title = "the same face with exactly one attribute changed"
+    return save_picture(grid(images, 8, captions=captions, title=title), path)
+
+
+def _far_end(face: np.ndarray, attribute: toyfaces.Attribute) -> float:
+    """The end of the attribute's range that is farther from the face, so that the change shows."""
+    middle = (attribute.low + attribute.high) / 2
+    return attribute.low if face[attribute.name][0] > middle else attribute.high

@@ -40,6 +40,13 @@ def test_grid_places_images_row_by_row_below_the_labels():
     assert (labelled[:10] < 128).any(), "the title is drawn"
 
 
+def test_captions_stand_below_their_image():
+    images = np.zeros((2, 40, 40, 3), np.uint8)
+    sheet = np.asarray(grid(images, 1, scale=1, captions=["hat", "smile"]))
+    assert sheet.shape == (2 * (40 + 2 + 20) - 2, 40, 3)
+    assert (sheet[40:60] < 128).any() and sheet[60, 0].tolist() == [255] * 3 and (sheet[62:102] == 0).all()
+
+
 def test_save_picture_leaves_only_the_picture(tmp_path):
     path = save_picture(grid(np.zeros((1, 8, 8, 3), np.uint8), 1), tmp_path / "new" / "sheet.png")
     assert [p.name for p in path.parent.iterdir()] == ["sheet.png"]

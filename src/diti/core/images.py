@@ -38,35 +38,38 @@ def grid(
     images: np.ndarray,
     columns: int,
     *,
+    captions: Sequence[str] = (),
     row_labels: Sequence[str] = (),
     column_labels: Sequence[str] = (),
     title: str = "",
     scale: int = 0,
 ) -> Image.Image:
-    """uint8 (N, H, W, 3) as one picture, filled row by row, with optional labels and title.
+    """uint8 (N, H, W, 3) as one picture, filled row by row, with a caption below each image where given.
 
     `scale` enlarges every pixel to scale×scale; 0 picks it so that an image is about 96 px wide.
     """
     count, height, width, _ = images.shape
     scale = scale or max(1, round(96 / width))
-    cell_w, cell_h = width * scale, height * scale
-    rows = -(-count // columns)
     font = ImageFont.load_default(_FONT_SIZE)
-    left = max((int(font.getlength(label)) + 10 for label in row_labels), default=0)
     line = _FONT_SIZE + 7
+    left = max((int(font.getlength(label)) + 10 for label in row_labels), default=0)
     top = line * (bool(title) + bool(column_labels))
-    right = left + columns * (cell_w + _GAP) - _GAP
-    sheet = Image.new("RGB", (max(right, int(font.getlength(title))), top + rows * (cell_h + _GAP) - _GAP), _PAPER)
+    step_x, step_y = width * scale + _GAP, height * scale + _GAP + line * bool(captions)
+    size = (left + columns * step_x - _GAP, top + -(-count // columns) * step_y - _GAP)
+    sheet = Image.new("RGB", (max(size[0], int(font.getlength(title))), size[1]), _PAPER)
     draw = ImageDraw.Draw(sheet)
     draw.text((left, 2), title, _INK, font)
     for column, label in enumerate(column_labels):
-        middle = left + column * (cell_w + _GAP) + cell_w / 2
-        draw.text((middle, top - line + 2), label, _INK, font, anchor="ma")
+        draw.text((left + column * step_x + width * scale / 2, top - line + 2), label, _INK, font, anchor="ma")
     for row, label in enumerate(row_labels):
-        draw.text((left - 6, top + row * (cell_h + _GAP) + cell_h / 2), label, _INK, font, anchor="rm")
+        draw.text((left - 6, top + row * step_y + height * scale / 2), label, _INK, font, anchor="rm")
     for index, pixels in enumerate(images):
-        place = (left + index % columns * (cell_w + _GAP), top + index // columns * (cell_h + _GAP))
-        sheet.paste(Image.fromarray(pixels).resize((cell_w, cell_h), Image.Resampling.NEAREST), place)
+        x, y = left + index % columns * step_x, top + index // columns * step_y
+        enlarged = Image.fromarray(pixels).resize((width * scale, height * scale), Image.Resampling.NEAREST)
+        sheet.paste(enlarged, (x, y))
+        if captions:
+            below = (x + width * scale / 2, y + height * scale + 2)
+            draw.text(below, captions[index], _INK, font, anchor="ma")
     return sheet
 
 

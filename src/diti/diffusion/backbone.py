@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -29,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from diti.config import BackboneConfig
 from diti.core.errors import InputError, nearest
 from diti.core.rng import stream_seed
+from diti.core.runs import atomic_path, write_json
 from diti.diffusion.files import load_strictly, locate, read_scheduler, read_settings, read_weights
 from diti.diffusion.schedule import (
     PREDICTION_TYPES,
@@ -124,13 +124,14 @@ class Backbone(nn.Module):
             )
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write unet/, scheduler/ and backbone.json. float16 halves the file; it loads as float32 again."""
+        """Write unet/, scheduler/ and backbone.json, each whole. float16 halves the file and loads as float32."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         stored = self if self.unet.dtype == dtype else copy.deepcopy(self).to(dtype)
-        stored.unet.save_pretrained(folder / "unet", safe_serialization=True)
-        self.scheduler.save_pretrained(folder / "scheduler")
-        (folder / "backbone.json").write_text(json.dumps(asdict(self.wrapping), indent=2) + "\n")
+        with atomic_path(folder / "unet") as temporary:
+            stored.unet.save_pretrained(temporary, safe_serialization=True)
+        with atomic_path(folder / "scheduler") as temporary:
+            self.scheduler.save_pretrained(temporary)
+        write_json(folder / "backbone.json", asdict(self.wrapping))
 
 
 # ---- Build ------------------------------------------------------------------------------------------------

@@ -15,14 +15,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from diti.core.errors import InputError, nearest
 
-PARAMETERS: dict[str, tuple[str, ...]] = {  # kind → the parameters it takes
+PARAMETERS: dict[str, tuple[str, ...]] = {  # kind → what it takes besides T, K and D
     "balanced": (),
     "staged": (),
     "staged-even": (),
@@ -55,15 +55,11 @@ class Partition:
 
     def __post_init__(self) -> None:
         _check_kind(self.kind)
-        _check_sizes(self.timesteps, len(self.ends), self.dims)
+        _sizes(self.timesteps, len(self.ends), self.dims)
         if any(a > b for a, b in itertools.pairwise((0, *self.ends))):
             raise InputError(f"the ends of the subsets must not fall, got {list(self.ends)}; sort them")
         if self.ends[-1] != self.dims:
-            raise InputError(
-                f"the last subset ends at dim {self.ends[-1]}, the code has {self.dims}; make them equal"
-            )
-
-    # ---- Constructors ---------------------------------------------------------------------------------------
+            raise InputError(f"the last subset ends at {self.ends[-1]}, the code at {self.dims}; make them equal")
 
     @classmethod
     def single(cls, timesteps: int, dims: int) -> Partition:
@@ -73,8 +69,7 @@ class Partition:
     @classmethod
     def balanced(cls, timesteps: int, subsets: int, dims: int) -> Partition:
         """Every subset gets D / K dims: subset i ends at floor((i + 1) D / K)."""
-        _check_sizes(timesteps, subsets, dims)
-        _check_one_dim_each("balanced", subsets, dims)
+        timesteps, subsets, dims = _sizes(timesteps, subsets, dims, fill="balanced")
         return cls("balanced", timesteps, dims, tuple(even_ends([(subsets, dims)])))
 
     @classmethod
@@ -84,29 +79,30 @@ class Partition:
         A stage's segments get floor(dims / segments) each and its last one also the rest; the dims of a stage in
         which no segment starts fall to the first segment after it.
         """
-        _check_sizes(timesteps, subsets, dims)
+        timesteps, subsets, dims = _sizes(timesteps, subsets, dims)
         if (timesteps, dims) != (STAGE_ENDS[-1], sum(STAGE_DIMS)):
             raise InputError(
                 f"staged is defined for {STAGE_ENDS[-1]} time-steps and {sum(STAGE_DIMS)} dims, got {timesteps} "
                 f"and {dims}; use staged-even, which scales, or custom"
             )
-        counts = segments_per_stage(segment_bounds(timesteps, subsets)[:-1], STAGE_ENDS)
         ends: list[int] = []
-        for stage, count in enumerate(counts):
-            before, width = sum(STAGE_DIMS[:stage]), STAGE_DIMS[stage]
-            ends += [before + width // count * (i + 1) if i < count - 1 else before + width for i in range(count)]
-        ends[-1] = dims  # K = 1 starts in no stage but the first
+        before = 0
+        counts = segments_per_stage(segment_bounds(timesteps, subsets)[:-1], STAGE_ENDS)
+        for count, width in zip(counts, STAGE_DIMS, strict=True):
+            ends += [before + width // count * (i + 1) for i in range(count - 1)]
+            before += width
+            ends += [before] if count else []
+        ends[-1] = dims  # differs only at K = 1, whose one segment starts in the first stage
         return cls("staged", timesteps, dims, tuple(ends))
 
     @classmethod
     def staged_even(cls, timesteps: int, subsets: int, dims: int) -> Partition:
-        """The paper's stages scaled to any T and D, dims spread evenly inside each, no subset empty (the default).
+        """The paper's stages scaled to any T and D, dims spread evenly inside each, no subset empty.
 
         It differs from `staged` inside a stage (there the last segment takes the whole remainder), and where a
         stage has fewer dims than segments: it then gets one each, at the cost of the other stages in proportion.
         """
-        _check_sizes(timesteps, subsets, dims)
-        _check_one_dim_each("staged-even", subsets, dims)
+        timesteps, subsets, dims = _sizes(timesteps, subsets, dims, fill="staged-even")
         starts = [start * STAGE_ENDS[-1] for start in segment_bounds(timesteps, subsets)[:-1]]
         stages = hand_on(segments_per_stage(starts, [end * timesteps for end in STAGE_ENDS]), STAGE_DIMS)
         counts = [count for count, _ in stages]
@@ -124,12 +120,12 @@ class Partition:
         *,
         ends: Sequence[int] | None = None,
     ) -> Partition:
-        """Own stages (their ends in time-steps) with their dims, spread evenly inside each; or own `ends` of subsets.
+        """Own stages (their ends in time-steps) with their dims, spread evenly inside each; or own `ends`.
 
-        The numbers are taken as given: a stage with fewer dims than segments has empty subsets. The dims of a stage
-        in which no segment starts go to the next one.
+        The numbers are taken as given: a stage with fewer dims than segments has empty subsets. The dims of a
+        stage in which no segment starts go to the next one, after the last to the one before.
         """
-        _check_sizes(timesteps, subsets, dims)
+        timesteps, subsets, dims = _sizes(timesteps, subsets, dims)
         if ends is not None and stages is None and dims_per_stage is None:
             own = _whole_numbers("ends", ends)
             if len(own) != subsets:
@@ -144,67 +140,58 @@ class Partition:
         return cls("custom", timesteps, dims, tuple(even_ends(hand_on(counts, widths))), parameters)
 
     @classmethod
-    def adaptive(
-        cls, timesteps: int, subsets: int, dims: int, loss_by_time: Sequence[float] | Tensor
-    ) -> Partition:
+    def adaptive(cls, timesteps: int, subsets: int, dims: int, loss_by_time: Any) -> Partition:
         """Widths in proportion to each segment's share of a measured curve, at least one dim per subset.
 
-        The curve (the loss, or how much it fell) has any number of equally long bins over the T time-steps.
+        The curve (the loss, or how much it fell) is a list, array or tensor of equal bins over the T time-steps.
         """
-        _check_sizes(timesteps, subsets, dims)
-        _check_one_dim_each("adaptive", subsets, dims)
+        timesteps, subsets, dims = _sizes(timesteps, subsets, dims, fill="adaptive")
         curve = _curve(loss_by_time)
         widths = apportion(dims, loss_per_segment(curve, timesteps, subsets), [1] * subsets)
         ends = tuple(itertools.accumulate(widths))
         return cls("adaptive", timesteps, dims, ends, (("loss_by_time", curve),))
-
-    # ---- Subsets, their dims and their time-steps -----------------------------------------------------------
 
     @property
     def subsets(self) -> int:
         """K."""
         return len(self.ends)
 
-    def subset_of(self, t: int | Tensor) -> Any:
+    @overload
+    def subset_of(self, t: int) -> int: ...
+    @overload
+    def subset_of(self, t: Tensor) -> Tensor: ...
+    def subset_of(self, t: int | Tensor) -> int | Tensor:
         """Subset floor(t K / T) of time-step t = 0 .. T-1: an int for an int, an int64 tensor for a tensor."""
         if not isinstance(t, Tensor):
-            step = _whole("time-step", t, 0)
-            self._check_steps(step, step)
+            step = _whole("time-step", t, 0, self.timesteps)
             return step * self.subsets // self.timesteps
         if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
             raise InputError(f"time-steps must be whole numbers, got a tensor of {t.dtype}; use int64")
-        if t.numel():
-            self._check_steps(int(t.min()), int(t.max()))
+        for step in t.aminmax() if t.numel() else ():
+            _whole("time-step", int(step), 0, self.timesteps)
         return torch.div(t.long() * self.subsets, self.timesteps, rounding_mode="floor")
 
     def dims_of(self, subset: int) -> range:
         """The dims that a subset owns; empty for an empty subset."""
-        self._check_subset(subset)
+        subset = _whole("subset", subset, 0, self.subsets)
         return range(self.ends[subset - 1] if subset else 0, self.ends[subset])
 
     def time_range(self, subset: int) -> tuple[int, int]:
         """First time-step of the subset's segment, and the one after its last."""
-        self._check_subset(subset)
-        bounds = self._bounds
-        return bounds[subset], bounds[subset + 1]
-
-    @cached_property
-    def _bounds(self) -> tuple[int, ...]:
-        return tuple(segment_bounds(self.timesteps, self.subsets))
-
-    # ---- Masks ----------------------------------------------------------------------------------------------
+        subset = _whole("subset", subset, 0, self.subsets)
+        return self._bounds[subset], self._bounds[subset + 1]
 
     def visible(self, t: int | Tensor, device: torch.device | None = None) -> Tensor:
         """True where a dim belongs to the subset of t or to an earlier one: (D,) for an int, (B, D) for (B,)."""
-        return self._owner_against(t, device, torch.le)
+        return self._against(t, device, torch.le)
 
     def own(self, t: int | Tensor, device: torch.device | None = None) -> Tensor:
         """True where a dim belongs to the very subset of t."""
-        return self._owner_against(t, device, torch.eq)
+        return self._against(t, device, torch.eq)
 
     def preceding(self, t: int | Tensor, device: torch.device | None = None) -> Tensor:
         """True where a dim belongs to a subset before that of t: visible without own."""
-        return self._owner_against(t, device, torch.lt)
+        return self._against(t, device, torch.lt)
 
     def mask(self, z: Tensor, t: int | Tensor, detach: bool = False) -> Tensor:
         """z̄_t = [z_1, .., z_t, 0, .., 0] of section 4.2, for z (B, D) and one t for all or t (B,).
@@ -219,80 +206,66 @@ class Partition:
             z = torch.where(self.own(t, z.device), z, z.detach())
         return torch.where(self.visible(t, z.device), z, 0)
 
-    def _owner_against(
-        self, t: int | Tensor, device: torch.device | None, compare: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
-        current = torch.as_tensor(self.subset_of(t), device=device)
-        if current.device not in self._owners:
-            self._owners[current.device] = self._owner().to(current.device)
-        return compare(self._owners[current.device], current[..., None])
-
-    def _owner(self) -> Tensor:
-        """(D,) the subset that owns each dim: every mask is a comparison with it."""
-        widths = torch.tensor([len(self.dims_of(subset)) for subset in range(self.subsets)])
-        return torch.repeat_interleave(torch.arange(self.subsets), widths)
+    def _against(self, t: int | Tensor, device: torch.device | None, compare: Callable[..., Tensor]) -> Tensor:
+        current = torch.as_tensor(self.subset_of(t), device=device)  # () or (B,)
+        if current.device not in self._owner_on:
+            self._owner_on[current.device] = torch.tensor(self._owner, device=current.device)
+        return compare(self._owner_on[current.device], current[..., None])
 
     @cached_property
-    def _owners(self) -> dict[torch.device, Tensor]:
+    def _owner(self) -> list[int]:
+        """(D,) the subset that owns each dim: every mask is a comparison with it."""
+        return [subset for subset in range(self.subsets) for _ in self.dims_of(subset)]
+
+    @cached_property
+    def _owner_on(self) -> dict[torch.device, Tensor]:
         return {}
 
-    # ---- Named groups of subsets ----------------------------------------------------------------------------
+    @cached_property
+    def _bounds(self) -> list[int]:
+        return segment_bounds(self.timesteps, self.subsets)
 
     def group(self, spec: str) -> frozenset[int]:
         """Subsets of `early`, `middle`, `late`, `all`, `I`, `I:J`, `:J`, `I:`, or a comma list of these.
 
-        early, middle, late are t in (0, T/3], (T/3, 2T/3], (2T/3, T] of figure 5 (paper's t), taken at the first
-        time-step of a subset's segment.
+        early, middle, late are t in (0, T/3], (T/3, 2T/3], (2T/3, T] of figure 5 (the paper's t), taken at the
+        first time-step of a subset's segment.
         """
         chosen = frozenset(itertools.chain.from_iterable(self._piece(piece.strip()) for piece in spec.split(",")))
         if not chosen:
-            raise InputError(f"{spec!r} holds none of the {self.subsets} subsets; {self._allowed_groups()}")
+            raise InputError(f"no subset of this partition is {spec!r}; {self._allowed()}")
         return chosen
 
     def subset_mask(self, spec: str) -> Tensor:
         """(D,) True at the dims of the subsets that `group(spec)` names."""
         chosen = self.group(spec)
-        dims = torch.tensor([dim for subset in sorted(chosen) for dim in self.dims_of(subset)], dtype=torch.int64)
-        if not len(dims):
+        mask = torch.tensor([subset in chosen for subset in self._owner])
+        if not mask.any():
             raise InputError(f"the subsets {spec!r} own no dims in this {self.kind} partition; choose others")
-        return torch.zeros(self.dims, dtype=torch.bool).index_fill_(0, dims, True)
+        return mask
 
     def _piece(self, piece: str) -> Iterable[int]:
         if piece == "all":
             return range(self.subsets)
         if piece in THIRDS:
-            return [i for i in range(self.subsets) if THIRDS[self._third(self._bounds[i])] == piece]
+            return [i for i in range(self.subsets) if third_of(self._bounds[i], self.timesteps) == piece]
         found = re.fullmatch(r"([0-9]*)(:?)([0-9]*)", piece)
-        if not piece or not found:
-            raise InputError(
-                f"{piece!r} names no subsets; {self._allowed_groups()}{nearest(piece, (*THIRDS, 'all'))}"
-            )
-        first = int(found[1] or 0)
-        stop = int(found[3] or self.subsets) if found[2] else first + 1
+        first, stop = 0, 0
+        if piece and found:
+            first = int(found[1] or 0)
+            stop = int(found[3] or self.subsets) if found[2] else first + 1
         if not first < stop <= self.subsets:
-            raise InputError(f"{piece!r} is empty or outside the {self.subsets} subsets; {self._allowed_groups()}")
+            raise InputError(f"{piece!r} names no subsets; {self._allowed()}{nearest(piece, (*THIRDS, 'all'))}")
         return range(first, stop)
 
-    def _third(self, start: int) -> int:
-        paper_t = start + 1
-        return (3 * paper_t > self.timesteps) + (3 * paper_t > 2 * self.timesteps)
-
-    def _allowed_groups(self) -> str:
-        return (
-            "use early, middle, late, all, I or I:J (J exclusive) with "
-            f"0 <= I < J <= {self.subsets}, or several joined by commas."
-        )
-
-    # ---- For people and for files ---------------------------------------------------------------------------
+    def _allowed(self) -> str:
+        return f"use early, middle, late, all, I, I:J (0 <= I < J <= {self.subsets}), :J, I:, or a comma list of these."
 
     def feature_names(self) -> list[str]:
         """A name per dim: its index and the first time-step of its subset, such as z012_t0300."""
         wide, long = max(3, len(str(self.dims - 1))), max(4, len(str(self.timesteps - 1)))
-        return [
-            f"z{dim:0{wide}d}_t{self._bounds[subset]:0{long}d}"
-            for subset in range(self.subsets)
-            for dim in self.dims_of(subset)
-        ]
+        starts = [self._bounds[subset] for subset in self._owner]
+        return [f"z{dim:0{wide}d}_t{start:0{long}d}" for dim, start in enumerate(starts)]
 
     def describe(self) -> str:
         """A line per subset: its dims and its time-steps, both inclusive."""
@@ -317,31 +290,22 @@ class Partition:
     @classmethod
     def from_json(cls, values: Any) -> Partition:
         """The partition of `to_json`; missing or unknown keys and numbers that do not add up are errors."""
-        if not isinstance(values, dict):
-            raise InputError(f"a partition must be a mapping, got {type(values).__name__}")
         _check_names("key", values, _JSON_KEYS, "a partition")
         missing = [key for key in _JSON_KEYS if key not in values]
         if missing:
             raise InputError(f"the partition lacks {', '.join(missing)}; it needs {', '.join(_JSON_KEYS)}")
         _check_kind(values["kind"])
         ends = _whole_numbers("ends", values["ends"])
-        if _whole("subsets", values["subsets"]) != len(ends):
-            raise InputError(
-                f"the partition says {values['subsets']} subsets but has {len(ends)} ends; correct one"
-            )
-        parameters = _parameters_from_json(values["kind"], values["parameters"])
-        return cls(values["kind"], values["timesteps"], values["dims"], ends, parameters)
-
-    # ---- Checks ---------------------------------------------------------------------------------------------
-
-    def _check_steps(self, lowest: int, highest: int) -> None:
-        if lowest < 0 or highest >= self.timesteps:
-            wrong = lowest if lowest < 0 else highest
-            raise InputError(f"time-step {wrong} is outside 0 .. {self.timesteps - 1}")
-
-    def _check_subset(self, subset: int) -> None:
-        if not 0 <= subset < self.subsets:
-            raise InputError(f"subset {subset} is outside 0 .. {self.subsets - 1}")
+        timesteps, subsets, dims = _sizes(values["timesteps"], values["subsets"], values["dims"])
+        if subsets != len(ends):
+            raise InputError(f"the partition says {subsets} subsets but has {len(ends)} ends; correct one")
+        kind, given = values["kind"], values["parameters"]
+        _check_names(
+            "parameter", given, [name for name in PARAMETERS[kind] if name != "ends"], f"a {kind} partition"
+        )
+        check = {"loss_by_time": lambda _, numbers: _curve(numbers)}
+        parameters = tuple((name, check.get(name, _whole_numbers)(name, given[name])) for name in given)
+        return cls(kind, timesteps, dims, ends, parameters)
 
 
 def make_partition(kind: str, timesteps: int, subsets: int, dims: int, **parameters: Any) -> Partition:
@@ -349,25 +313,22 @@ def make_partition(kind: str, timesteps: int, subsets: int, dims: int, **paramet
     _check_kind(kind)
     _check_names("parameter", parameters, PARAMETERS[kind], f"a {kind} partition")
     if kind == "adaptive" and not parameters:
-        raise InputError(
-            "an adaptive partition needs loss_by_time: the measured loss per time-step, or how much it fell"
-        )
-    build: dict[str, Callable[..., Partition]] = {
-        "balanced": Partition.balanced,
-        "staged": Partition.staged,
-        "staged-even": Partition.staged_even,
-        "custom": Partition.custom,
-        "adaptive": Partition.adaptive,
-    }
-    return build[kind](timesteps, subsets, dims, **parameters)
+        raise InputError("an adaptive partition needs loss_by_time, the loss measured per time-step; give it")
+    build: Callable[..., Partition] = getattr(Partition, kind.replace("-", "_"))
+    return build(timesteps, subsets, dims, **parameters)
 
 
-# ---- Arithmetic, in whole numbers throughout: nothing depends on rounding ---------------------------------------
+# ---- Arithmetic, in whole numbers throughout: nothing depends on rounding -----------------------------------
 
 
 def segment_bounds(timesteps: int, subsets: int) -> list[int]:
     """(K+1,) first time-step ceil(i T / K) of each of the K equal segments, then T."""
     return [-(-i * timesteps // subsets) for i in range(subsets + 1)]
+
+
+def third_of(t: int, timesteps: int) -> str:
+    """early, middle or late (figure 5) for code t = paper t - 1."""
+    return THIRDS[(3 * (t + 1) > timesteps) + (3 * (t + 1) > 2 * timesteps)]
 
 
 def segments_per_stage(starts: Sequence[int], stage_ends: Sequence[int]) -> list[int]:
@@ -377,7 +338,7 @@ def segments_per_stage(starts: Sequence[int], stage_ends: Sequence[int]) -> list
 
 
 def hand_on(counts: Sequence[int], widths: Sequence[int]) -> list[tuple[int, int]]:
-    """(segments, dims) of the stages with a segment; the others' dims go to the next one, at the end to the last."""
+    """(segments, dims) of the stages with a segment; the others give their dims to the next, or else the last."""
     kept: list[tuple[int, int]] = []
     carried = 0
     for count, width in zip(counts, widths, strict=True):
@@ -390,7 +351,7 @@ def hand_on(counts: Sequence[int], widths: Sequence[int]) -> list[tuple[int, int
 
 
 def even_ends(stages: Iterable[tuple[int, int]]) -> list[int]:
-    """End of each segment's dims, where every stage (segments, dims) gives its segments widths that differ by 1."""
+    """End of each segment's dims; inside a stage (segments, dims) the widths differ by at most 1."""
     ends: list[int] = []
     before = 0
     for count, width in stages:
@@ -405,24 +366,23 @@ def apportion(total: int, weights: Sequence[int], minimum: Sequence[int]) -> lis
     Parts that would fall short get their minimum, and the others share the rest in proportion.
     """
     parts = list(minimum)
-    free = list(range(len(weights)))
-    while True:
+    free: list[int] = []
+    enough = list(range(len(weights)))
+    while free != enough:
+        free = enough
         weight = sum(weights[i] for i in free)
         rest = total - sum(minimum) + sum(minimum[i] for i in free)
         enough = [i for i in free if rest * weights[i] >= minimum[i] * weight]
-        if len(enough) == len(free):
-            break
-        free = enough
-    remainders = {}
     for i in free:
-        parts[i], remainders[i] = divmod(rest * weights[i], weight)
-    for i in sorted(free, key=lambda i: -remainders[i])[: total - sum(parts)]:
+        parts[i] = rest * weights[i] // weight
+    largest_first = sorted(free, key=lambda i: -(rest * weights[i] % weight))
+    for i in largest_first[: total - sum(parts)]:
         parts[i] += 1
     return parts
 
 
 def loss_per_segment(curve: Sequence[float], timesteps: int, subsets: int) -> list[int]:
-    """(K,) the curve summed over each segment, exactly and up to a common factor; bins of the curve may be cut."""
+    """(K,) the curve summed over each segment, exact up to a common factor; a bin may be cut by a boundary."""
     ratios = [value.as_integer_ratio() for value in curve]
     common = math.lcm(*(denominator for _, denominator in ratios))
     exact = [numerator * (common // denominator) for numerator, denominator in ratios]
@@ -436,10 +396,12 @@ def loss_per_segment(curve: Sequence[float], timesteps: int, subsets: int) -> li
     return [after - earlier for earlier, after in itertools.pairwise(marks)]
 
 
-# ---- Checks of what is given ----------------------------------------------------------------------------------
+# ---- Checks of what is given ------------------------------------------------------------------------------
 
 
-def _check_names(what: str, given: Iterable[str], allowed: Sequence[str], where: str) -> None:
+def _check_names(what: str, given: Any, allowed: Sequence[str], where: str) -> None:
+    if not isinstance(given, dict):
+        raise InputError(f"the {what}s of {where} must be a mapping, got {type(given).__name__}")
     for name in given:
         if name not in allowed:
             valid = ", ".join(allowed) or "none"
@@ -451,39 +413,30 @@ def _check_kind(kind: Any) -> None:
         raise InputError(f"partition {kind!r} is unknown; use {', '.join(KINDS)}.{nearest(str(kind), KINDS)}")
 
 
-def _check_sizes(timesteps: int, subsets: int, dims: int) -> None:
-    for name, value in (("timesteps", timesteps), ("subsets", subsets), ("dims", dims)):
-        _whole(name, value)
-    if subsets > timesteps:
-        raise InputError(f"{subsets} subsets do not fit in {timesteps} time-steps; use at most one per time-step")
-
-
-def _check_one_dim_each(kind: str, subsets: int, dims: int) -> None:
-    if subsets > dims:
-        raise InputError(
-            f"{kind} gives every subset a dim, {subsets} subsets do not fit in {dims} dims; use fewer"
-        )
-
-
 def _check_stages(stage_ends: tuple[int, ...], widths: tuple[int, ...], timesteps: int, dims: int) -> None:
     if len(stage_ends) != len(widths):
         raise InputError(f"{len(stage_ends)} stages but {len(widths)} dims_per_stage; give one each")
     if any(a >= b for a, b in itertools.pairwise((0, *stage_ends))) or stage_ends[-1:] != (timesteps,):
         raise InputError(f"stages must rise from above 0 to the {timesteps} time-steps, got {list(stage_ends)}")
     if sum(widths) != dims:
-        raise InputError(
-            f"dims_per_stage sums to {sum(widths)} but the code has {dims} dims; change one of the two"
-        )
+        raise InputError(f"dims_per_stage sums to {sum(widths)}, the code has {dims} dims; change one of the two")
 
 
-def _whole(name: str, value: Any, lowest: int = 1) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < lowest:
-        raise InputError(f"{name} must be a whole number of at least {lowest}, got {value!r}")
-    return number
+def _sizes(timesteps: Any, subsets: Any, dims: Any, fill: str = "") -> tuple[int, int, int]:
+    """T, K, D as Python numbers; `fill` names a kind that leaves no subset empty."""
+    steps, count, width = _whole("timesteps", timesteps), _whole("subsets", subsets), _whole("dims", dims)
+    if count > steps:
+        raise InputError(f"{count} subsets do not fit in {steps} time-steps; use at most one per time-step")
+    if fill and count > width:
+        raise InputError(f"{fill} gives every subset a dim, {count} subsets do not fit in {width} dims; use fewer")
+    return steps, count, width
+
+
+def _whole(name: str, value: Any, lowest: int = 1, stop: int | None = None) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < lowest or (stop and value >= stop):
+        upper = f" and below {stop}" if stop else ""
+        raise InputError(f"{name} must be a whole number of at least {lowest}{upper}, got {value!r}")
+    return operator.index(value)
 
 
 def _whole_numbers(name: str, values: Any) -> tuple[int, ...]:
@@ -498,18 +451,6 @@ def _curve(values: Any) -> tuple[float, ...]:
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"loss_by_time must be a list of numbers, got {type(values).__name__}") from None
     if curve.ndim != 1 or not curve.isfinite().all() or (curve < 0).any() or not (curve > 0).any():
-        raise InputError(
-            f"loss_by_time must be a list of finite numbers >= 0, not all 0 (got shape {tuple(curve.shape)}); "
-            "set negative ones to 0"
-        )
+        shape = tuple(curve.shape)
+        raise InputError(f"loss_by_time (shape {shape}) must be a list of finite numbers >= 0, not all 0; clip it")
     return tuple(curve.tolist())
-
-
-def _parameters_from_json(kind: str, values: Any) -> tuple[tuple[str, tuple[float, ...]], ...]:
-    if not isinstance(values, dict):
-        raise InputError(f"parameters of a partition must be a mapping, got {type(values).__name__}")
-    _check_names("parameter", values, PARAMETERS[kind], f"a {kind} partition")
-    return tuple(
-        (name, _curve(numbers) if name == "loss_by_time" else _whole_numbers(name, numbers))
-        for name, numbers in values.items()
-    )

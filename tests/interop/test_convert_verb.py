@@ -1,0 +1,46 @@
+"""`diti convert` as a user runs it, on the authors' files and on a diffusers folder."""
+
+import shutil
+
+import pytest
+import torch
+
+from diti.cli import main
+from diti.config import BackboneConfig
+from diti.diffusion.backbone import build_backbone, load_backbone
+
+
+@pytest.fixture
+def tiny(shared, tmp_path):
+    """The fixture's frozen U-Net alone, as the authors publish it: a config and a checkpoint."""
+    for name in ("ddpm_config.yml", "ddpm_checkpoint.pt"):
+        shutil.copy(shared / "parity" / "pdae_tiny" / name, tmp_path)
+    return tmp_path
+
+
+def test_the_authors_files_become_a_backbone_with_the_same_numbers(tiny, shared, tmp_path, capsys):
+    assert main(["convert", str(tiny), "--out", str(tmp_path / "b"), "--size", "64"]) == 0
+    assert "64 px, T = 1000" in capsys.readouterr().out
+    expected = torch.load(shared / "parity" / "pdae_tiny" / "expected.pt", weights_only=True)
+    with torch.no_grad():
+        eps = load_backbone(tmp_path / "b").eps(expected["x_t"], expected["t"])
+    assert torch.allclose(eps, expected["eps_frozen"], atol=1e-4)
+
+
+def test_a_diffusers_folder_is_taken_over(tmp_path):
+    shape = BackboneConfig(size=16, channels=(8, 16), layers=1, head_channels=8)
+    build_backbone(shape, seed=1).save(tmp_path / "a")
+    assert main(["convert", str(tmp_path / "a"), "--out", str(tmp_path / "b")]) == 0
+    a, b = load_backbone(tmp_path / "a").state_dict(), load_backbone(tmp_path / "b").state_dict()
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_bad_sources_are_one_line(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for source in ("nowhere", tmp_path / "empty"):
+        assert main(["convert", str(source), "--out", str(tmp_path / "b")]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("diti: ") and shown.count("\n") == 1
+    (tmp_path / "b").mkdir()
+    assert main(["convert", "x", "--out", str(tmp_path / "b")]) == 2
+    assert "exists; choose a new folder" in capsys.readouterr().err
