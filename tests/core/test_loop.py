@@ -36,7 +36,9 @@ class Regression(Objective):
     def forward(self, images, draws):
         inputs = self.dropout(images.flatten(1)) + 0.01 * draws.normal("jitter", (4,))
         loss = (self.layer(self.frozen(inputs)) - images.flatten(1) @ TARGET.T).square().flatten()
-        return LossReport(loss.mean(), loss, time_share=draws.integers("t", 10) / 10, parts={"half": loss.mean() / 2})
+        return LossReport(
+            loss.mean(), loss, time_share=draws.integers("t", 10) / 10, parts={"half": loss.mean() / 2}
+        )
 
 
 def batches(start: int, count: int) -> torch.Tensor:
@@ -45,10 +47,18 @@ def batches(start: int, count: int) -> torch.Tensor:
     return torch.stack([torch.randn(1, 2, 2, generator=g) for g in generators])
 
 
-def run_loop(path, config=CONFIG, objective=None, batches=batches, evaluate=lambda images: {"validation_loss": 1.0}):
+def run_loop(
+    path, config=CONFIG, objective=None, batches=batches, evaluate=lambda images: {"validation_loss": 1.0}
+):
     objective = objective or Regression()
     weights = train(
-        objective, batches, config, RunFolder(path), label="test", evaluate=evaluate, accelerator=Accelerator(cpu=True)
+        objective,
+        batches,
+        config,
+        RunFolder(path),
+        label="test",
+        evaluate=evaluate,
+        accelerator=Accelerator(cpu=True),
     )
     return objective, weights
 
@@ -116,7 +126,9 @@ def test_the_log_holds_what_happened(tmp_path):
     log = log_of(tmp_path)
     lines = [r for r in log if "loss" in r]
     assert [r["images"] for r in lines] == list(range(64, 641, 64))
-    assert lines[-1]["loss"] < lines[0]["loss"] and lines[0]["half"] == pytest.approx(lines[0]["loss"] / 2, rel=1e-5)
+    assert lines[-1]["loss"] < lines[0]["loss"] and lines[0]["half"] == pytest.approx(
+        lines[0]["loss"] / 2, rel=1e-5
+    )
     assert len(lines[0]["loss_by_time"]) == 10
     # due at 160, 320, 480, 640; each waits for the next line of the log
     assert [r["images"] for r in log if "validation_loss" in r] == [192, 320, 512, 640]
@@ -127,11 +139,15 @@ def test_the_evaluation_sees_averaged_weights_and_changes_nothing(tmp_path):
     objective = Regression()
     seen = []
     run_loop(
-        tmp_path / "a", objective=objective, evaluate=lambda i: seen.append(objective.layer.weight.detach().clone()) or {}
+        tmp_path / "a",
+        objective=objective,
+        evaluate=lambda i: seen.append(objective.layer.weight.detach().clone()) or {},
     )
     plain, weights = run_loop(tmp_path / "b")
     assert torch.equal(seen[-1], weights.average["layer.weight"])
-    assert not torch.equal(seen[-1], plain.layer.weight) and torch.equal(objective.layer.weight, plain.layer.weight)
+    assert not torch.equal(seen[-1], plain.layer.weight) and torch.equal(
+        objective.layer.weight, plain.layer.weight
+    )
 
 
 def test_the_average_follows_its_definition(tmp_path):
@@ -164,7 +180,9 @@ class Broken(Regression):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(tmp_path):
-    with pytest.raises(Diverged, match=r"at image 320; the last good state is kept .*lower --learning-rate \(now 0.05\)"):
+    with pytest.raises(
+        Diverged, match=r"at image 320; the last good state is kept .*lower --learning-rate \(now 0.05\)"
+    ):
         run_loop(tmp_path / "a", objective=Broken())
     states = sorted(p.name for p in (tmp_path / "a" / "state").iterdir())
     assert states == ["000000000128", "000000000256"]

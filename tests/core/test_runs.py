@@ -2,7 +2,9 @@ import hashlib
 import json
 
 import pytest
+import yaml
 
+from diti.config import TrainingConfig
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, atomic_path, read_json, sha256_file, sha256_folder, versions, write_json
 
@@ -49,7 +51,8 @@ def test_versions_are_those_imported():
 
 def test_log_survives_a_torn_line_and_rewinds(tmp_path):
     run = RunFolder(tmp_path / "run")
-    run.begin("seed: 1\n", {"data": "x"})
+    run.begin(TrainingConfig(seed=1), {"data": "x"})
+    assert yaml.safe_load((run.path / "config.yaml").read_text())["seed"] == 1
     assert json.loads((run.path / "run.json").read_text())["data"] == "x"
     for images in (10, 20, 30):
         run.log(images=images, loss=1 / images)
@@ -60,3 +63,17 @@ def test_log_survives_a_torn_line_and_rewinds(tmp_path):
     run.log(images=30, loss=0.5)
     assert [r["images"] for r in run.read_log()] == [10, 20, 30]
     assert run.read_log()[-1]["loss"] == 0.5
+
+
+def test_a_run_is_continued_only_with_its_own_settings(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.begin(TrainingConfig(seed=1, images=5), {"data_hash": "x"})
+    run.begin(TrainingConfig(seed=2), {"data_hash": "y"})  # nothing was trained yet: start again as you like
+    (run.path / "state").mkdir()
+    run.begin(TrainingConfig(seed=2, images=9), {"data_hash": "y"}, frozenset({"images"}))
+    with pytest.raises(InputError, match=r"other settings \(seed, data_hash\)"):
+        run.begin(TrainingConfig(seed=3, images=9), {"data_hash": "z"})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("x")
+    with pytest.raises(InputError, match="holds other files"):
+        RunFolder(tmp_path / "other").begin(TrainingConfig(), {})

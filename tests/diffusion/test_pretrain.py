@@ -112,7 +112,7 @@ def test_other_settings_do_not_continue_a_run(tmp_path, capsys):
     shown = capsys.readouterr().err
     assert "holds a run with other settings (training.learning_rate, training.seed)" in shown
     assert main(["pretrain", *TINY[2:], "--data", "toyfaces:90", "--images", "128", "--out", run]) == 2
-    assert "other settings (data)" in capsys.readouterr().err
+    assert "other settings (data_hash)" in capsys.readouterr().err
     assert main(["pretrain", *TINY, "--images", "256", "--out", run]) == 0, "a longer run continues"
     assert "continuing at image 128" in capsys.readouterr().out
 

@@ -61,6 +61,12 @@ class Draws:
 
         return self._blocks(purpose, lambda rng: torch.randint(below, (BLOCK,), generator=rng))
 
+    def uniform(self, purpose: str) -> torch.Tensor:
+        """Uniform float64 (count,) in [0, 1)."""
+        import torch
+
+        return self._blocks(purpose, lambda rng: torch.rand(BLOCK, generator=rng, dtype=torch.float64))
+
     def _blocks(self, purpose: str, draw: Callable[[torch.Generator], torch.Tensor]) -> torch.Tensor:
         import torch
 

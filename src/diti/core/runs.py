@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from diti.config import differences, load_yaml, to_yaml
 from diti.core.errors import InputError
 
 _VERSIONED = ("diti", "torch", "diffusers", "accelerate", "numpy", "scikit-learn", "pyarrow")
@@ -100,6 +103,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def command_line() -> str:
+    """The command as it was typed, for the card of a run."""
+    return shlex.join(["diti", *sys.argv[1:]])
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of one run: `config.yaml` (resolved), `run.json` (inputs, versions) and `log.jsonl`."""
@@ -110,10 +118,27 @@ class RunFolder:
     def log_path(self) -> Path:
         return self.path / "log.jsonl"
 
-    def begin(self, config_yaml: str, inputs: dict[str, Any]) -> None:
-        """Write what the run is made of, before its first step."""
-        write_text(self.path / "config.yaml", config_yaml)
-        write_json(self.path / "run.json", {**inputs, "versions": versions()})
+    def begin(self, config: Any, inputs: dict[str, Any], free: frozenset[str] = frozenset()) -> None:
+        """Write what the run is made of, before its first step; continue a run only if it is this one.
+
+        `free` are the settings that a continued run may change. All of `inputs` but the command must be the same.
+        """
+        saved = self.path / "config.yaml"
+        if saved.is_file() and (self.path / "state").is_dir():
+            self._require_same(load_yaml(type(config)(), saved), config, inputs, free)
+        elif self.path.exists() and any(self.path.iterdir()) and not saved.is_file():
+            raise InputError(f"--out {self.path} holds other files; choose a new or empty folder")
+        write_text(saved, to_yaml(config))
+        write_json(self.path / "run.json", {**inputs, "command": command_line(), "versions": versions()})
+
+    def _require_same(self, before: Any, now: Any, inputs: dict[str, Any], free: frozenset[str]) -> None:
+        facts = read_json(self.path / "run.json")
+        changed = differences(before, now, free) + [k for k in inputs if facts.get(k) != inputs[k]]
+        if changed:
+            raise InputError(
+                f"{self.path} holds a run with other settings ({', '.join(changed)}); "
+                "repeat its command to continue it, or choose another --out"
+            )
 
     def log(self, **record: Any) -> None:
         """Append one line to the log."""

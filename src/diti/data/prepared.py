@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
 from diti.core.errors import InputError, nearest
+from diti.core.images import to_float
 from diti.core.rng import numpy_generator
 from diti.core.runs import read_json
 from diti.data.attributes import SPLITS, attribute_names, is_binary
+
+if TYPE_CHECKING:
+    import torch
 
 IMAGES, TABLE, INFO = "images.npy", "table.parquet", "dataset.json"
 
@@ -143,3 +148,9 @@ class Stream:
             flips = rng.random(len(order)) < 0.5 if self.flip else np.zeros(len(order), bool)
             self._epoch = (epoch, order, flips)
         return self._epoch[1], self._epoch[2]
+
+
+def training_batches(dataset: Dataset, seed: int, *, flip: bool) -> Callable[[int, int], torch.Tensor]:
+    """Training images at given positions (start, count) of the endless walk, as floats in [-1, 1]."""
+    stream = Stream(dataset.rows("train"), seed, flip=flip)
+    return lambda start, count: to_float(dataset.pixels(*stream.take(start, count)))

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from diti.config import PretrainConfig, differences, load_yaml, to_yaml
-from diti.core.errors import InputError
-from diti.core.images import grid, save_picture, to_float, to_uint8
+from diti.config import PretrainConfig
+from diti.core.images import grid, save_picture, to_uint8
 from diti.core.loop import TIME_BINS, LossReport, Objective, loss_by_time, make_accelerator, train
-from diti.core.rng import Draws, torch_generator
+from diti.core.rng import Draws
 from diti.core.runs import RunFolder, read_json, write_text
-from diti.data.prepared import Dataset, Stream
+from diti.data.prepared import Dataset, training_batches
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
 from diti.diffusion.generate import samples
 from diti.diffusion.schedule import dm_loss_eps, gather, q_sample
+from diti.diffusion.validation import fixed_batches
 
-VALIDATION_IMAGES, VALIDATION_BATCH, VALIDATION_SEED = 1_024, 128, 0
-SAMPLES = 32
+SAMPLES, SAMPLE_SEED = 32, 0
 # Settings that a continued run may change: they decide how long it runs and what it tells, not what it computes.
 FREE = frozenset({"images", "log_images", "validate_images", "checkpoint_images", "data"})
 
@@ -61,12 +56,12 @@ def pretrain(config: PretrainConfig, out: Path) -> Path:
         dataset = open_data(config.data, backbone.size)
     backbone.require_size(dataset.size)
     if accelerator.is_main_process:
-        begin_or_continue(run, config, dataset)
+        run.begin(config, {"verb": "pretrain", "data_name": dataset.name, "data_hash": dataset.hash}, FREE)
     accelerator.wait_for_everyone()
     objective = Denoising(backbone)
     weights = train(
         objective,
-        batches_of(dataset, config),
+        training_batches(dataset, config.training.seed, flip=config.training.flip),
         config.training,
         run,
         label="pretraining",
@@ -80,41 +75,12 @@ def pretrain(config: PretrainConfig, out: Path) -> Path:
     return out
 
 
-def begin_or_continue(run: RunFolder, config: PretrainConfig, dataset: Dataset) -> None:
-    """Write what the run is made of; a folder that already holds a run must hold this one."""
-    saved = run.path / "config.yaml"
-    if (run.path / "state").is_dir() and saved.is_file():
-        changed = differences(load_yaml(PretrainConfig(), saved), config, FREE)
-        if read_json(run.path / "run.json").get("data_hash") != dataset.hash:
-            changed.append("data")
-        if changed:
-            raise InputError(
-                f"{run.path} holds a run with other settings ({', '.join(changed)}); "
-                "repeat its command to continue it, or choose another --out"
-            )
-    elif run.path.exists() and any(run.path.iterdir()) and not saved.is_file():
-        raise InputError(f"--out {run.path} holds other files; choose a new or empty folder")
-    facts = {"verb": "pretrain", "command": command_line(), "data_hash": dataset.hash, "data": dataset.name}
-    run.begin(to_yaml(config), facts)
-
-
-def command_line() -> str:
-    """The command as it was typed, for the card of the run."""
-    return shlex.join(["diti", *sys.argv[1:]])
-
-
-def batches_of(dataset: Dataset, config: PretrainConfig) -> Callable[[int, int], Tensor]:
-    """Training images at given positions of the endless shuffled walk, as floats."""
-    stream = Stream(dataset.rows("train"), config.training.seed, flip=config.training.flip)
-    return lambda start, count: to_float(dataset.pixels(*stream.take(start, count)))
-
-
 def evaluate(backbone: Backbone, dataset: Dataset, out: Path, images: int) -> dict[str, Any]:
     """Validation loss by time-step on fixed noise, and a sheet of samples from fixed noise."""
     was_training = backbone.training
     backbone.eval()
     losses, share = validation_losses(backbone, dataset)
-    pictures = to_uint8(samples(backbone, SAMPLES, seed=VALIDATION_SEED))
+    pictures = to_uint8(samples(backbone, SAMPLES, seed=SAMPLE_SEED))
     backbone.train(was_training)
     title = f"samples after {images:,} images"
     save_picture(grid(pictures, 8, title=title), out / "samples.png")
@@ -126,22 +92,13 @@ def evaluate(backbone: Backbone, dataset: Dataset, out: Path, images: int) -> di
 
 @torch.no_grad()
 def validation_losses(backbone: Backbone, dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """(N,) losses and (N,) t / T: time-steps spread evenly, noise fixed, so that two runs can be compared."""
-    rows = dataset.rows("valid")
-    rows = rows if len(rows) else dataset.rows("train")
-    count = max(VALIDATION_IMAGES, TIME_BINS)
-    rows = rows[np.arange(count) % len(rows)]  # small sets are gone through again, with other noise
-    rng = torch_generator(VALIDATION_SEED, "validation")
-    t = torch.arange(count) * backbone.timesteps // count
-    t = t[torch.randperm(count, generator=rng)]
+    """(N,) losses and (N,) t / T on the fixed validation batches."""
+    losses, share = [], []
     device = next(backbone.parameters()).device
-    losses = []
-    for start in range(0, count, VALIDATION_BATCH):
-        part = slice(start, start + VALIDATION_BATCH)
-        pixels = to_float(dataset.pixels(rows[part]))
-        noise = torch.randn(pixels.shape, generator=rng)
-        losses.append(denoising_loss(backbone, pixels.to(device), t[part].to(device), noise.to(device)).cpu())
-    return torch.cat(losses).double(), t / backbone.timesteps
+    for pixels, t, noise in fixed_batches(dataset, backbone.timesteps, device):
+        losses.append(denoising_loss(backbone, pixels, t, noise).cpu())
+        share.append(t.cpu() / backbone.timesteps)
+    return torch.cat(losses).double(), torch.cat(share)
 
 
 def save(backbone: Backbone, run: RunFolder, config: PretrainConfig) -> None:
@@ -167,7 +124,7 @@ def card(run: RunFolder, config: PretrainConfig) -> str:
     return f"""# Diffusion backbone `{config.preset}`
 
 - command: `{facts["command"]}`
-- data: {facts["data"]}, sha256 {facts["data_hash"][:16]}, {config.backbone.size} px
+- data: {facts["data_name"]}, sha256 {facts["data_hash"][:16]}, {config.backbone.size} px
 - images seen: {last["images"]:,} in {seconds / 60:.0f} minutes of training
 - validation loss (mean squared ε error, averaged weights): {last["validation_loss"]:.4f}
 - versions: {", ".join(f"{name} {version}" for name, version in facts["versions"].items())}

@@ -146,7 +146,7 @@ class Partition:
         The curve (the loss, or how much it fell) is a list, array or tensor of equal bins over the T time-steps.
         """
         timesteps, subsets, dims = _sizes(timesteps, subsets, dims, fill="adaptive")
-        curve = _curve(loss_by_time)
+        curve = _curve("loss_by_time", loss_by_time)
         widths = apportion(dims, loss_per_segment(curve, timesteps, subsets), [1] * subsets)
         ends = tuple(itertools.accumulate(widths))
         return cls("adaptive", timesteps, dims, ends, (("loss_by_time", curve),))
@@ -163,12 +163,11 @@ class Partition:
     def subset_of(self, t: int | Tensor) -> int | Tensor:
         """Subset floor(t K / T) of time-step t = 0 .. T-1: an int for an int, an int64 tensor for a tensor."""
         if not isinstance(t, Tensor):
-            step = _whole("time-step", t, 0, self.timesteps)
-            return step * self.subsets // self.timesteps
+            return _whole("time-step", t, 0, self.timesteps) * self.subsets // self.timesteps
         if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
             raise InputError(f"time-steps must be whole numbers, got a tensor of {t.dtype}; use int64")
-        for step in t.aminmax() if t.numel() else ():
-            _whole("time-step", int(step), 0, self.timesteps)
+        for extreme in t.aminmax() if t.numel() else ():
+            _whole("time-step", int(extreme), 0, self.timesteps)
         return torch.div(t.long() * self.subsets, self.timesteps, rounding_mode="floor")
 
     def dims_of(self, subset: int) -> range:
@@ -225,18 +224,16 @@ class Partition:
     def _bounds(self) -> list[int]:
         return segment_bounds(self.timesteps, self.subsets)
 
-    def group(self, spec: str) -> frozenset[int]:
+    def group(self, spec: str | int) -> frozenset[int]:
         """Subsets of `early`, `middle`, `late`, `all`, `I`, `I:J`, `:J`, `I:`, or a comma list of these.
 
         early, middle, late are t in (0, T/3], (T/3, 2T/3], (2T/3, T] of figure 5 (the paper's t), taken at the
         first time-step of a subset's segment.
         """
-        chosen = frozenset(itertools.chain.from_iterable(self._piece(piece.strip()) for piece in spec.split(",")))
-        if not chosen:
-            raise InputError(f"no subset of this partition is {spec!r}; {self._allowed()}")
-        return chosen
+        pieces = [self._piece(piece.strip()) for piece in str(spec).split(",")]
+        return frozenset(itertools.chain.from_iterable(pieces))
 
-    def subset_mask(self, spec: str) -> Tensor:
+    def subset_mask(self, spec: str | int) -> Tensor:
         """(D,) True at the dims of the subsets that `group(spec)` names."""
         chosen = self.group(spec)
         mask = torch.tensor([subset in chosen for subset in self._owner])
@@ -244,22 +241,21 @@ class Partition:
             raise InputError(f"the subsets {spec!r} own no dims in this {self.kind} partition; choose others")
         return mask
 
-    def _piece(self, piece: str) -> Iterable[int]:
+    def _piece(self, piece: str) -> Sequence[int]:
+        chosen: Sequence[int] = ()
         if piece == "all":
-            return range(self.subsets)
-        if piece in THIRDS:
-            return [i for i in range(self.subsets) if third_of(self._bounds[i], self.timesteps) == piece]
-        found = re.fullmatch(r"([0-9]*)(:?)([0-9]*)", piece)
-        first, stop = 0, 0
-        if piece and found:
+            chosen = range(self.subsets)
+        elif piece in THIRDS:
+            chosen = [i for i in range(self.subsets) if third_of(self._bounds[i], self.timesteps) == piece]
+        elif piece and (found := re.fullmatch(r"([0-9]*)(:?)([0-9]*)", piece)):
             first = int(found[1] or 0)
             stop = int(found[3] or self.subsets) if found[2] else first + 1
-        if not first < stop <= self.subsets:
-            raise InputError(f"{piece!r} names no subsets; {self._allowed()}{nearest(piece, (*THIRDS, 'all'))}")
-        return range(first, stop)
-
-    def _allowed(self) -> str:
-        return f"use early, middle, late, all, I, I:J (0 <= I < J <= {self.subsets}), :J, I:, or a comma list of these."
+            chosen = range(first, stop) if stop <= self.subsets else ()
+        if not chosen:
+            allowed = f"early, middle, late, all, I, I:J (0 <= I < J <= {self.subsets}), :J, I:, or a comma list"
+            hint = nearest(piece, (*THIRDS, "all")) if piece not in THIRDS else ""
+            raise InputError(f"{piece!r} names no subset of this partition; use {allowed}.{hint}")
+        return chosen
 
     def feature_names(self) -> list[str]:
         """A name per dim: its index and the first time-step of its subset, such as z012_t0300."""
@@ -300,11 +296,10 @@ class Partition:
         if subsets != len(ends):
             raise InputError(f"the partition says {subsets} subsets but has {len(ends)} ends; correct one")
         kind, given = values["kind"], values["parameters"]
-        _check_names(
-            "parameter", given, [name for name in PARAMETERS[kind] if name != "ends"], f"a {kind} partition"
-        )
-        check = {"loss_by_time": lambda _, numbers: _curve(numbers)}
-        parameters = tuple((name, check.get(name, _whole_numbers)(name, given[name])) for name in given)
+        recorded = [name for name in PARAMETERS[kind] if name != "ends"]  # ends has a place of its own
+        _check_names("parameter", given, recorded, f"a {kind} partition")
+        read: Callable[..., Any] = _curve if kind == "adaptive" else _whole_numbers
+        parameters = tuple((name, read(name, given[name])) for name in given)
         return cls(kind, timesteps, dims, ends, parameters)
 
 
@@ -445,12 +440,11 @@ def _whole_numbers(name: str, values: Any) -> tuple[int, ...]:
     return tuple(_whole(f"each number of {name}", value, 0) for value in values)
 
 
-def _curve(values: Any) -> tuple[float, ...]:
+def _curve(name: str, values: Any) -> tuple[float, ...]:
     try:
         curve = torch.as_tensor(values, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"loss_by_time must be a list of numbers, got {type(values).__name__}") from None
+        raise InputError(f"{name} must be a list of numbers, got {type(values).__name__}") from None
     if curve.ndim != 1 or not curve.isfinite().all() or (curve < 0).any() or not (curve > 0).any():
-        shape = tuple(curve.shape)
-        raise InputError(f"loss_by_time (shape {shape}) must be a list of finite numbers >= 0, not all 0; clip it")
+        raise InputError(f"{name} {tuple(curve.shape)} must be a list of finite numbers >= 0, not all 0; clip it")
     return tuple(curve.tolist())
