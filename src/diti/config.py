@@ -70,6 +70,23 @@ class PretrainConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides what `diti train` computes."""
+
+    method: Literal["diti", "pdae"] = "diti"  # pdae is diti with one subset
+    preset: str = "toyfaces32"
+    data: str = ""
+    backbone: str = ""  # frozen diffusion model: a folder, a shipped name or a hub id
+    subsets: int = 16  # K, parts of z, each for a stretch of time-steps
+    partition: Literal["staged-even", "staged", "balanced", "adaptive"] = "staged-even"  # dims of each part
+    detach: bool = False  # DiTi-Detach: earlier parts enter without gradient; for generation
+    decoder_start: Literal["copy", "random"] = "copy"  # g starts from the backbone's own up path, or at random
+    time_sampling: Literal["uniform", "loss"] = "uniform"  # loss: more often where more is lost, reweighted
+    code: EncoderConfig = field(default_factory=EncoderConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
 @dataclass(frozen=True)
 class Preset:
     """A named starting point for `diti pretrain`."""

@@ -103,6 +103,12 @@ def test_pixels_of_the_right_size_pass_unchanged():
     assert np.array_equal(decode(encoded(Image.fromarray(pixels), "PNG"), 24, "whole"), pixels)
 
 
+def test_nothing_outside_the_crop_shines_in():
+    wide = np.zeros((40, 120, 3), np.uint8)
+    wide[:, 40:80] = 255
+    assert (decode(wide, 16, "centre") == 255).all()
+
+
 def test_celeba_crop_is_128_px_around_89_121():
     image = np.zeros((218, 178, 3), np.uint8)
     image[121 - 64 : 121 + 64, 89 - 64 : 89 + 64] = 255

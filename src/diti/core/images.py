@@ -23,6 +23,7 @@ def to_float(images: np.ndarray) -> torch.Tensor:
 
     if images.dtype != np.uint8:
         raise TypeError(f"to_float takes uint8 pixels, got {images.dtype}")
+    images = images if images.flags.writeable else images.copy()  # torch has no read-only tensors
     return torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).div_(127.5).sub_(1.0)
 
 

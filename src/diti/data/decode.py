@@ -90,20 +90,20 @@ def _reason(error: Exception) -> str:
 
 
 def _fit(image: Image.Image, size: int, crop: str) -> np.ndarray:
-    """Crop and resize in one resampling; the box is computed for the upright picture."""
+    """Crop and resize; the box is computed for the upright picture in its full size."""
     width, height = image.size
     _draft(image, size, crop)
-    shrink = image.size[0] / width
     upright = to_rgb(ImageOps.exif_transpose(image) if _is_rotated(image) else image)
     if upright.size != image.size:  # turned by 90 degrees: width and height have changed places
         width, height = height, width
-    box = CROPS[crop](width, height)
-    if shrink != 1.0:
-        scale = (upright.size[0] / width, upright.size[1] / height) * 2
-        box = tuple(edge * s for edge, s in zip(box, scale, strict=True))  # type: ignore[assignment]
-    if upright.size == (size, size) and box == (0.0, 0.0, size, size):
-        return np.asarray(upright)
-    return np.asarray(upright.resize((size, size), Image.Resampling.BICUBIC, box=box))
+    scale = (upright.size[0] / width, upright.size[1] / height)  # 1 unless drafted
+    left, top, right, bottom = (round(e * scale[i % 2]) for i, e in enumerate(CROPS[crop](width, height)))
+    # Cut before resampling: resize(box=...) would mix in pixels from outside the box.
+    if (left, top, right, bottom) != (0, 0, *upright.size):
+        upright = upright.crop((left, top, right, bottom))
+    if upright.size != (size, size):
+        upright = upright.resize((size, size), Image.Resampling.BICUBIC)
+    return np.asarray(upright)
 
 
 def _draft(image: Image.Image, size: int, crop: str) -> None:

@@ -148,8 +148,7 @@ class Partition:
         timesteps, subsets, dims = _sizes(timesteps, subsets, dims, fill="adaptive")
         curve = _curve("loss_by_time", loss_by_time)
         widths = apportion(dims, loss_per_segment(curve, timesteps, subsets), [1] * subsets)
-        ends = tuple(itertools.accumulate(widths))
-        return cls("adaptive", timesteps, dims, ends, (("loss_by_time", curve),))
+        return cls("adaptive", timesteps, dims, tuple(itertools.accumulate(widths)), (("loss_by_time", curve),))
 
     @property
     def subsets(self) -> int:

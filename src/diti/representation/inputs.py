@@ -1,0 +1,80 @@
+"""Images as people hold them (uint8 arrays, PIL, float tensors, one or many) → one float batch of the right size."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.data.decode import decode, to_rgb
+
+Images: TypeAlias = np.ndarray | Tensor | Image.Image | Sequence[np.ndarray | Tensor | Image.Image]
+
+log = logging.getLogger(__name__)
+
+
+def as_batch(images: Images, size: int) -> Tensor:
+    """(N, 3, size, size) in [-1, 1]. Other sizes are cropped to their central square and resized, with a note."""
+    if isinstance(images, Sequence):
+        if len(images) == 0:
+            raise InputError("no images were given; give at least one")
+        return torch.cat([as_batch(image, size) for image in images])
+    if isinstance(images, Image.Image):
+        return to_float(_decoded(np.asarray(to_rgb(images)), size)[None])
+    if isinstance(images, np.ndarray) and images.dtype == np.uint8:
+        return _from_bytes(images, size)
+    if isinstance(images, np.ndarray):
+        images = torch.from_numpy(images)
+    return _from_floats(images, size)
+
+
+def _from_bytes(pixels: np.ndarray, size: int) -> Tensor:
+    """uint8 (H, W, 3) or (N, H, W, 3)."""
+    batch = pixels[None] if pixels.ndim == 3 else pixels
+    if batch.ndim != 4 or batch.shape[3] != 3 or len(batch) == 0:
+        raise InputError(f"uint8 images have shape {pixels.shape}; give (H, W, 3) or (N, H, W, 3)")
+    if batch.shape[1:3] != (size, size):
+        batch = np.stack([_decoded(image, size) for image in batch])
+    return to_float(np.ascontiguousarray(batch))
+
+
+def _from_floats(images: Tensor, size: int) -> Tensor:
+    """Float (3, H, W) or (N, 3, H, W) in [-1, 1]."""
+    batch = images[None] if images.ndim == 3 else images
+    if not batch.is_floating_point() or batch.ndim != 4 or batch.shape[1] != 3 or len(batch) == 0:
+        raise InputError(
+            f"images are {images.dtype} of shape {tuple(images.shape)}; give floats (N, 3, H, W) in [-1, 1], "
+            "uint8 (N, H, W, 3), or PIL images"
+        )
+    if not torch.isfinite(batch).all() or batch.abs().max() > 1.01:
+        low, high = batch.min().item(), batch.max().item()
+        raise InputError(f"float images range from {low:.3g} to {high:.3g}; scale them to [-1, 1], or give uint8")
+    if batch.shape[2:] != (size, size):
+        _note(tuple(batch.shape[2:]), size)
+        batch = F.interpolate(_central_square(batch), (size, size), mode="bicubic", antialias=True).clamp(-1, 1)
+    return batch.float()
+
+
+def _decoded(pixels: np.ndarray, size: int) -> np.ndarray:
+    if pixels.shape[:2] != (size, size):
+        _note(pixels.shape[:2], size)
+    return decode(pixels, size, "centre")
+
+
+def _central_square(batch: Tensor) -> Tensor:
+    height, width = batch.shape[2:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return batch[:, :, top : top + side, left : left + side]
+
+
+def _note(found: tuple[int, ...], size: int) -> None:
+    log.warning("images of %s px were cropped and resized to the model's %d px", "×".join(map(str, found)), size)

@@ -1,0 +1,1 @@
+"""One file per method: the loss that is trained, and nothing else."""

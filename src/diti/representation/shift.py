@@ -1,0 +1,209 @@
+"""The decoder g(z, t, x_t): what the code z adds to the frozen network's prediction (section 4.2, fig. 4).
+
+It shares the frozen U-Net's time embedding and down path, which run once, and owns a second middle and up path in
+which each residual block is modulated by t first and by z second. Then eps = eps_theta - w^p_t g.
+Letters: B images, D length of z, E width of the time embedding, C channels of a block.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.attention_processor import Attention
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.unets.unet_2d import UNet2DModel
+from torch import Tensor, nn
+
+from diti.core.errors import InputError
+from diti.core.rng import stream_seed
+from diti.diffusion.backbone import Backbone, assemble_unet, check_unet_config
+from diti.diffusion.files import load_strictly
+from diti.diffusion.schedule import eps_from_output, gather
+from diti.representation.unet_paths import embed_time, run_down, run_up
+from diti.representation.weights import drawn_from, read_network, write_network
+
+STARTS = ("copy", "random")
+
+
+class ShiftDecoder(nn.Module):
+    """The frozen backbone and g in one module: (x_t, t, z) -> (eps_theta, g). g is 0 before training.
+
+    start: "copy" begins with the frozen middle and up path, z without effect; "random" as the authors do.
+    """
+
+    def __init__(
+        self, backbone: Backbone, dims: int, start: Literal["copy", "random"] = "copy", seed: int = 0
+    ) -> None:
+        super().__init__()
+        if not isinstance(dims, int) or dims < 1:
+            raise InputError(f"the code has {dims!r} dims; a decoder needs a whole number of at least 1")
+        if start not in STARTS:
+            raise InputError(f"start is {start!r}; allowed: {', '.join(STARTS)}")
+        check_unet_config(backbone.unet.config, backbone.wrapping)
+        self.backbone = backbone.requires_grad_(False)
+        self.dims = dims
+        self.path = _copied_path(backbone, dims, seed) if start == "copy" else _random_path(backbone, dims, seed)
+        self.train(self.training)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a folder must say besides the backbone to build this decoder again."""
+        return {"kind": "shift", "dims": self.dims}
+
+    def train(self, mode: bool = True) -> ShiftDecoder:
+        """The backbone stays in inference mode whoever calls this."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def forward(self, x_t: Tensor, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,3,H,W), (B,), (B,D) -> the frozen eps_theta and g, both (B,3,H,W). Only g carries gradients."""
+        if z.ndim != 2 or z.shape[1] != self.dims:
+            raise InputError(f"z has shape {tuple(z.shape)}; this decoder takes (B, {self.dims})")
+        unet = self.backbone.unet
+        with torch.no_grad():
+            emb = embed_time(unet, t)  # (B,E)
+            h, skips = run_down(unet, self.backbone.fold(x_t), emb)
+            eps = self._eps(run_up(unet, h, skips, emb), x_t, t)
+        return eps, self.backbone.unfold(self.path(h, skips, emb, z))
+
+    @torch.no_grad()
+    def eps_frozen(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """(B,3,H,W) eps_theta alone."""
+        return self.backbone.eps(x_t, t)
+
+    def _eps(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        """The noise that the frozen U-Net's output grid stands for."""
+        abar_t = gather(self.backbone.schedule.alpha_bar, t, x_t)
+        return eps_from_output(self.backbone.unfold(output), x_t, abar_t, self.backbone.prediction_type)
+
+    def decoder_state(self) -> dict[str, Tensor]:
+        """Weights of g alone; the frozen backbone is saved apart."""
+        return self.path.state_dict()
+
+    def load_decoder_state(self, state: Mapping[str, Tensor], source: str) -> None:
+        """Fill g from `decoder_state()`, strictly."""
+        load_strictly(self.path, state, source)
+
+    def save(self, folder: str | Path) -> None:
+        """Write g: config.json and weights, without the backbone."""
+        write_network(folder, self.description, self.decoder_state())
+
+
+def load_decoder(folder: str | Path, backbone: Backbone) -> ShiftDecoder:
+    """The decoder that `ShiftDecoder.save` wrote, over its backbone."""
+    description, state = read_network(folder)
+    if description.keys() != {"kind", "dims"} or description["kind"] != "shift":
+        raise InputError(f"{folder} describes {description}; a decoder has kind 'shift' and dims")
+    decoder = ShiftDecoder(backbone, description["dims"])
+    decoder.load_decoder_state(state, str(folder))
+    return decoder.eval()
+
+
+# ---- The decoder's own half of the U-Net ------------------------------------------------------------------
+
+
+class ShiftPath(nn.Module):
+    """Middle and up path of g, under the names of the UNet2DModel that it was taken from; its output is zero."""
+
+    def __init__(self, unet: UNet2DModel, dims: int) -> None:
+        super().__init__()
+        width = unet.time_embedding.linear_2.out_features  # E
+        self.embed_z = nn.Linear(dims, width)
+        self.mid_block = unet.mid_block
+        self.up_blocks = unet.up_blocks
+        self.conv_norm_out = unet.conv_norm_out
+        self.conv_act = unet.conv_act
+        # Where the network learns sigma its own last layer is twice as wide; g has no sigma.
+        self.conv_out = nn.Conv2d(unet.conv_out.in_channels, unet.config["in_channels"], 3, padding=1)
+        _zero(self.conv_out)
+        for half in (self.mid_block, self.up_blocks):
+            _modulate_residual_blocks(half, width)
+
+    def forward(self, h: Tensor, skips: list[tuple[Tensor, ...]], emb: Tensor, z: Tensor) -> Tensor:
+        """Frozen features, (B,E), (B,D) -> output grid (B,C,H,W)."""
+        both = torch.cat([emb, F.silu(self.embed_z(z))], dim=1)  # (B,2E), the place of the time embedding
+        # torch 2.13 crashes in the backward pass of a trainable group norm over a channels_last input that needs
+        # no gradient, which the frozen features can be. Further on, everything needs a gradient.
+        return run_up(self, h.contiguous(), skips, both)
+
+
+class ShiftResnet(nn.Module):
+    """A diffusers residual block with a second modulation: after norm2 and t come scale and shift by z.
+
+    Takes over the block's layers under their names. Time acts as in the block ("default": added before norm2;
+    "scale_shift": scale and shift after it). Starts with z without effect.
+    """
+
+    def __init__(self, block: ResnetBlock2D, width: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = block.norm1, block.conv1
+        self.norm2, self.conv2 = block.norm2, block.conv2
+        self.time_emb_proj, self.conv_shortcut = block.time_emb_proj, block.conv_shortcut
+        self.dropout, self.nonlinearity, self.upsample = block.dropout, block.nonlinearity, block.upsample
+        self.output_scale_factor = block.output_scale_factor
+        self.scales_by_time = block.time_embedding_norm == "scale_shift"
+        self.width = width  # E
+        self.z_proj = nn.Linear(width, 2 * block.out_channels)
+        _zero(self.z_proj)
+
+    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+        """(B,Ci,Hi,Wi) and (B,2E), the embeddings of t and of z side by side -> (B,C,H,W)."""
+        emb_t, emb_z = temb.split(self.width, dim=1)
+        time = self.time_emb_proj(self.nonlinearity(emb_t))[:, :, None, None]  # (B,C,1,1) or (B,2C,1,1)
+        z_scale, z_shift = self.z_proj(emb_z)[:, :, None, None].chunk(2, dim=1)
+        scale, shift = 1 + z_scale, z_shift
+        h = self.nonlinearity(self.norm1(x))
+        if self.upsample is not None:
+            x, h = self.upsample(x), self.upsample(h)
+        h = self.conv1(h)
+        if self.scales_by_time:
+            # z over t: (1 + z_scale) ((1 + t_scale) h + t_shift) + z_shift, multiplied out on small tensors.
+            t_scale, t_shift = time.chunk(2, dim=1)
+            shift = torch.addcmul(shift, scale, t_shift)
+            scale = scale * (1 + t_scale)
+        else:
+            h = h + time
+        h = torch.addcmul(shift, scale, self.norm2(h))
+        h = self.conv2(self.dropout(self.nonlinearity(h)))
+        x = x if self.conv_shortcut is None else self.conv_shortcut(x)
+        return (x + h) / self.output_scale_factor
+
+
+def _copied_path(backbone: Backbone, dims: int, seed: int) -> ShiftPath:
+    """The frozen middle and up path, free to be trained; z has no effect yet."""
+    with drawn_from(seed, "decoder-weights"):
+        path = ShiftPath(copy.deepcopy(backbone.unet), dims)
+    return path.to(backbone.unet.device, backbone.unet.dtype).requires_grad_(True)
+
+
+def _random_path(backbone: Backbone, dims: int, seed: int) -> ShiftPath:
+    """As the authors start: random weights, but the last layer of every residual and attention block is zero."""
+    unet = assemble_unet(backbone.unet.config, backbone.wrapping, stream_seed(seed, "decoder-weights"))
+    with drawn_from(seed, "decoder-weights"):
+        path = ShiftPath(unet, dims)
+        for module in path.modules():
+            if isinstance(module, ShiftResnet):
+                module.z_proj.reset_parameters()
+                _zero(module.conv2)
+            elif isinstance(module, Attention):
+                _zero(module.to_out[0])
+    return path.to(backbone.unet.device, backbone.unet.dtype)
+
+
+def _modulate_residual_blocks(module: nn.Module, width: int) -> None:
+    """Put a ShiftResnet in the place of each residual block below `module`."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, ResnetBlock2D):
+                parent.add_module(name, ShiftResnet(child, width))
+
+
+def _zero(layer: nn.Module) -> None:
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
