@@ -17,13 +17,23 @@ from typing import Annotated, Any, Protocol
 
 import tyro
 
-from diti.config import PRESETS, PretrainConfig, load_yaml, preset, to_yaml
+from diti.config import (
+    DEFAULT_PRESET,
+    PRESETS,
+    PretrainConfig,
+    TrainConfig,
+    load_yaml,
+    preset,
+    to_yaml,
+    train_preset,
+)
 from diti.core.errors import InputError, nearest
 
 Name = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 Number = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
+Model = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
 Given = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]
 
 
@@ -102,6 +112,49 @@ class Pretrain:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Train:
+    """Learn a representation of images over a frozen backbone, without labels; the same command continues."""
+
+    out: Path  # folder of the run; becomes the model folder
+    settings: tyro.conf.OmitArgPrefixes[TrainConfig]
+    config: File = None  # YAML file of settings, over the preset and under the options given here
+    dry_run: bool = False  # print the resolved settings and stop
+
+    def run(self) -> None:
+        for name in ("data", "backbone"):
+            if not getattr(self.settings, name):
+                raise InputError(f"--{name} is missing; diti train --help tells what it may be")
+        _print_once(to_yaml(self.settings), end="")
+        if self.dry_run:
+            return
+        from diti.representation.train import train_model
+
+        facts = train_model(self.settings, self.out)
+        if facts:
+            print(
+                f"z removes {facts['loss_removed']:.1%} of the frozen model's loss, z of another image "
+                f"{facts['loss_removed_shuffled']:.1%}; reconstruction error {facts['reconstruction_mse']:.2g}\n"
+                f"wrote {self.out}/losses.png, {self.out}/reconstructions.png and the model"
+            )
+        _next(f"diti encode {self.out} {self.settings.data} --out features.parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode:
+    """Write the code z of images to a table, a row per image in the order of the input."""
+
+    model: Model  # model folder, shipped name or hub id
+    images: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IMAGES")]  # whatever --data accepts
+    out: Path = Path("features.parquet")  # table to write
+
+    def run(self) -> None:
+        from diti.representation.features import write_features
+        from diti.representation.model import load
+
+        print(write_features(load(self.model), self.images, self.out))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Convert:
     """Bring a diffusion model from elsewhere: the authors' or PDAE's checkpoint, any diffusers UNet2DModel."""
 
@@ -125,7 +178,7 @@ class Convert:
 class Sample:
     """Draw new images from a backbone."""
 
-    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]  # folder, shipped name or hub id
+    model: Model  # backbone folder, shipped name or hub id
     count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 16  # how many images
     out: Path = Path("samples.png")  # picture to write
     calls: int = 25  # network calls per image
@@ -151,6 +204,8 @@ VERBS: dict[str, Any] = {
     "demo": Demo,
     "prepare": Prepare,
     "pretrain": Pretrain,
+    "train": Train,
+    "encode": Encode,
     "convert": Convert,
     "sample": Sample,
     "presets": Presets,
@@ -187,7 +242,7 @@ def parse(verb: str, words: list[str]) -> Verb:
     """The record of a verb's options; tyro's boxed complaint becomes one line."""
     if verb not in VERBS:
         raise InputError(f"unknown verb {verb!r}; use {', '.join(VERBS)}.{nearest(verb, VERBS)}")
-    default: dict[str, Any] = {"default": _pretrain_defaults(words)} if verb == "pretrain" else {}
+    default = {"default": _defaults(verb, words)} if verb in ("pretrain", "train") else {}
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -199,12 +254,12 @@ def parse(verb: str, words: list[str]) -> Verb:
     return found
 
 
-def _pretrain_defaults(words: list[str]) -> Pretrain:
+def _defaults(verb: str, words: list[str]) -> Any:
     """Preset first, then the YAML file; the command line comes over both when tyro parses it."""
-    settings = preset(_value_of("--preset", words) or PretrainConfig().preset)
+    settings = (preset if verb == "pretrain" else train_preset)(_value_of("--preset", words) or DEFAULT_PRESET)
     if (config := _value_of("--config", words)) is not None:
         settings = load_yaml(settings, Path(config))
-    return Pretrain(out=tyro.MISSING, settings=settings)
+    return VERBS[verb](out=tyro.MISSING, settings=settings)
 
 
 def _value_of(option: str, words: list[str]) -> str | None:

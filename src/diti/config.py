@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeVar
 
 from diti.core.errors import InputError, nearest
 
+DEFAULT_PRESET = "toyfaces32"
+
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneConfig:
@@ -63,7 +65,7 @@ class TrainingConfig:
 class PretrainConfig:
     """Everything that decides what `diti pretrain` computes."""
 
-    preset: str = "toyfaces32"
+    preset: str = DEFAULT_PRESET
     data: str = ""
     init: str | None = None  # fine-tune this backbone instead of starting from random weights
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
@@ -75,7 +77,7 @@ class TrainConfig:
     """Everything that decides what `diti train` computes."""
 
     method: Literal["diti", "pdae"] = "diti"  # pdae is diti with one subset
-    preset: str = "toyfaces32"
+    preset: str = DEFAULT_PRESET
     data: str = ""
     backbone: str = ""  # frozen diffusion model: a folder, a shipped name or a hub id
     subsets: int = 16  # K, parts of z, each for a stretch of time-steps
@@ -115,6 +117,19 @@ def _preset(
     return Preset(PretrainConfig(backbone=shape, training=length), purpose)
 
 
+def _train_preset(
+    encoder: Literal["backbone", "residual", "authors"],
+    code_dim: int,
+    subsets: int,
+    images: int,
+    batch: int,
+    rate: float,
+    **training: Any,
+) -> TrainConfig:
+    length = TrainingConfig(images=images, train_batch_size=batch, learning_rate=rate, **training)
+    return TrainConfig(code=EncoderConfig(encoder=encoder, code_dim=code_dim), subsets=subsets, training=length)
+
+
 T = TypeVar("T")
 
 
@@ -123,6 +138,12 @@ def preset(name: str) -> PretrainConfig:
     if name not in PRESETS:
         raise InputError(f"preset {name!r} is unknown; use {', '.join(PRESETS)}.{nearest(name, PRESETS)}")
     return dataclasses.replace(PRESETS[name].config, preset=name)
+
+
+def train_preset(name: str) -> TrainConfig:
+    """How `diti train` trains over the backbone of that preset."""
+    preset(name)
+    return dataclasses.replace(TRAIN_PRESETS[name], preset=name)
 
 
 def from_mapping(base: T, values: Any, where: str) -> T:
@@ -199,7 +220,13 @@ def differences(before: Any, now: Any, skip: frozenset[str] = frozenset()) -> li
     return found
 
 
-_QUICK = {"lr_schedule": "cosine", "lr_warmup_images": 6_400, "ema_decay": 0.999, "validate_images": 64_000, "checkpoint_images": 32_000}
+_QUICK = {
+    "lr_schedule": "cosine",
+    "lr_warmup_images": 6_400,
+    "ema_decay": 0.999,
+    "validate_images": 64_000,
+    "checkpoint_images": 32_000,
+}
 _LONG = {
     "lr_warmup_images": 640_000,
     "validate_images": 1_000_000,
@@ -215,5 +242,14 @@ PRESETS: dict[str, Preset] = {
     "celeba64":   _preset(64,  1,   (64, 128, 256, 512),       2,     (16,),    64,   38_000_000, 128,  1e-4, "CelebA at the paper's size, on a GPU", **_LONG),
     "ffhq128":    _preset(128, 1,   (128, 128, 256, 384, 512), 2,     (16,),    64,   64_000_000, 128,  1e-4, "FFHQ at the paper's size, on GPUs", **_LONG),
     "bedroom128": _preset(128, 1,   (128, 128, 256, 384, 512), 2,     (16,),    64,  120_000_000, 128,  1e-4, "LSUN bedrooms at the paper's size, on GPUs; no flip", **{**_LONG, "flip": False}),
+}
+
+TRAIN_PRESETS: dict[str, TrainConfig] = {
+    # name                      encoder     D    K   images      batch rate
+    "toyfaces32": _train_preset("backbone", 128, 16,    100_000,  32,  1e-3, **_QUICK),
+    "celeba32":   _train_preset("backbone", 128, 16,    100_000,  32,  1e-3, **_QUICK),
+    "celeba64":   _train_preset("authors",  512, 64, 38_000_000, 128,  1e-4, **_LONG),
+    "ffhq128":    _train_preset("authors",  512, 64, 64_000_000, 128,  1e-4, **_LONG),
+    "bedroom128": _train_preset("authors",  512, 64, 64_000_000, 128,  1e-4, **{**_LONG, "flip": False}),
 }
 # fmt: on

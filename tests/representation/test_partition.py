@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,7 @@ def slow_subset(t: int, timesteps: int, subsets: int) -> int:
 def slow_masks(partition: Partition, t: int) -> tuple[list[bool], list[bool], list[bool]]:
     """visible, own and preceding dim by dim."""
     current = slow_subset(t, partition.timesteps, partition.subsets)
-    owners = []
-    for dim in range(partition.dims):
-        owners.append(next(subset for subset, end in enumerate(partition.ends) if dim < end))
+    owners = [next(i for i, end in enumerate(partition.ends) if dim < end) for dim in range(partition.dims)]
     return [o <= current for o in owners], [o == current for o in owners], [o < current for o in owners]
 
 
@@ -105,11 +103,10 @@ def test_masks_equal_the_slow_loop(partition: Partition, data: st.DataObject) ->
 @given(partitions())
 @brisk
 def test_masks_grow_with_time_and_end_full(partition: Partition) -> None:
-    visible = partition.visible(torch.arange(partition.timesteps))  # (T, D)
+    t = torch.arange(partition.timesteps)
+    visible, own, preceding = partition.visible(t), partition.own(t), partition.preceding(t)  # (T, D)
     assert (visible[:-1] <= visible[1:]).all()
     assert visible[-1].all()
-    t = torch.arange(partition.timesteps)
-    own, preceding = partition.own(t), partition.preceding(t)
     assert torch.equal(own | preceding, visible)
     assert not (own & preceding).any()
 
@@ -119,8 +116,7 @@ def test_every_number_of_subsets_up_to_the_dims_works(kind: str) -> None:
     parameters = {"loss_by_time": [0.0, 1.0, 1e-9]} if kind == "adaptive" else {}
     for subsets in range(1, 49):
         partition = make_partition(kind, 1000, subsets, 48, **parameters)
-        assert sum(widths_of(partition)) == 48
-        assert min(widths_of(partition)) >= 1
+        assert (sum(widths_of(partition)), min(widths_of(partition)) >= 1) == (48, True)
 
 
 @given(partitions())
@@ -185,8 +181,7 @@ def test_staged_even_by_hand() -> None:
     assert module.DEFAULT_KIND == "staged-even"
     # 10 steps: starts 0 1 .. 9, stages of .5, .5, 2, 2, 5 steps, so nothing starts in the second stage: its 25
     # go to the third. 512 dims: 10, 352, 100, 50 over 1, 2, 2, 5 subsets.
-    even = Partition.staged_even(10, 10, 512)
-    assert widths_of(even) == [10, 176, 176, 50, 50, 10, 10, 10, 10, 10]
+    assert widths_of(Partition.staged_even(10, 10, 512)) == [10, 176, 176, 50, 50, 10, 10, 10, 10, 10]
     # 10 dims for 10 subsets: one each; 12: the two spare ones go to the heaviest stage.
     assert widths_of(Partition.staged_even(10, 10, 10)) == [1] * 10
     assert widths_of(Partition.staged_even(10, 10, 12)) == [1, 2, 2, *[1] * 7]
@@ -194,9 +189,8 @@ def test_staged_even_by_hand() -> None:
 
 
 def test_custom_by_hand() -> None:
-    stages = Partition.custom(100, 10, 12, [25, 26, 100], [4, 3, 5])
     # Starts 0 10 20 | none in 25-26 | 30 .. 90: the 3 dims go on to the last seven subsets.
-    assert widths_of(stages) == [1, 1, 2, 1, 1, 1, 1, 1, 1, 2]
+    assert widths_of(Partition.custom(100, 10, 12, [25, 26, 100], [4, 3, 5])) == [1, 1, 2, 1, 1, 1, 1, 1, 1, 2]
     assert Partition.custom(100, 2, 12, [60, 100], [9, 3]).ends == (6, 12)  # nothing starts in 60-100
     assert Partition.custom(100, 3, 12, ends=[0, 5, 12]).ends == (0, 5, 12)
     assert Partition.custom(100, 4, 9, [50, 100], [9, 0]).ends == (4, 9, 9, 9)
@@ -248,8 +242,8 @@ def test_apportion_is_proportional_above_the_minimum(parts: list[tuple[int, int]
     assert sum(found) == total
     level = fair_level(total, weights, minimum)
     for part, weight, least in zip(found, weights, minimum, strict=True):
-        assert abs(part - max(Fraction(least), level * weight)) < 1
         assert part >= least
+        assert abs(part - max(Fraction(least), level * weight)) < 1
 
 
 def test_apportion_gives_what_is_left_to_the_largest_remainders() -> None:
@@ -298,25 +292,20 @@ def test_masks_first_used_without_gradients_serve_training_too() -> None:
         partition.mask(torch.ones(2, 10), torch.tensor([1, 9]))
     z = torch.ones(2, 10, requires_grad=True)
     partition.mask(z, torch.tensor([1, 9]), detach=True).square().sum().backward()
-    assert z.grad is not None
-    assert z.grad.sum(1).tolist() == [4.0, 4.0]
-    assert copy.deepcopy(partition) == partition
+    assert z.grad is not None and z.grad.sum(1).tolist() == [4.0, 4.0]
 
 
 @given(partitions())
 @brisk
 def test_thirds_hold_each_subset_by_the_start_of_its_segment(partition: Partition) -> None:
     thirds: dict[str, set[int]] = {"early": set(), "middle": set(), "late": set()}
+    third = Fraction(partition.timesteps, 3)
     for subset in range(partition.subsets):
         t = partition.time_range(subset)[0] + 1  # as the paper counts
-        third = Fraction(partition.timesteps, 3)
         thirds["early" if t <= third else "middle" if t <= 2 * third else "late"].add(subset)
     for name, subsets in thirds.items():
-        if subsets:
+        with nullcontext() if subsets else pytest.raises(InputError, match="names no subset"):
             assert partition.group(name) == subsets
-        else:
-            with pytest.raises(InputError, match="names no subset"):
-                partition.group(name)
 
 
 def test_groups_at_the_authors_size() -> None:
@@ -350,9 +339,8 @@ def test_a_group_without_dims_is_refused() -> None:
 
 def test_feature_names() -> None:
     names = Partition.staged(1000, 64, 512).feature_names()
-    assert len(set(names)) == 512
     assert (names[0], names[12], names[511]) == ("z000_t0000", "z012_t0063", "z511_t0985")
-    assert Partition.balanced(20000, 2, 1001).feature_names()[1000] == "z1000_t10000"
+    assert Partition.balanced(20000, 2, 1001).feature_names()[::1000] == ["z0000_t00000", "z1000_t10000"]
 
 
 def test_description() -> None:
@@ -401,6 +389,7 @@ def test_bad_sizes(kind: str, timesteps: Any, subsets: Any, dims: Any, message: 
         ("custom", {"ends": "24"}, "ends must be a list of whole numbers"),
         ("custom", {"stages": [5, 10], "dims_per_stage": [4]}, "2 stages but 1 dims_per_stage"),
         ("custom", {"stages": [5, 9], "dims_per_stage": [2, 2]}, "stages must rise from above 0 to the 10"),
+        ("custom", {"stages": [0, 10], "dims_per_stage": [2, 2]}, "stages must rise from above 0 to the 10"),
         ("custom", {"stages": [], "dims_per_stage": []}, "stages must rise from above 0 to the 10"),
         ("custom", {"stages": [5, 10], "dims_per_stage": [2, 3]}, "sums to 5, the code has 4 dims"),
         *(("adaptive", {"loss_by_time": x}, "finite numbers >= 0") for x in ([1, -0.1], [1, float("nan")], [[1]])),

@@ -52,10 +52,11 @@ class Diverged(InputError):
 
 
 class Weights:
-    """Trained parameters by name, their moving average, and Adam."""
+    """Trained parameters by name, their moving average, buffers, and Adam."""
 
     def __init__(self, objective: nn.Module, config: TrainingConfig) -> None:
         self.params = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+        self.buffers = dict(objective.named_buffers())
         self.average = {name: p.detach().clone() for name, p in self.params.items()}
         self.adam = torch.optim.Adam(self.params.values(), lr=config.learning_rate, fused=True)
         self.decay = config.ema_decay
@@ -87,12 +88,13 @@ class Weights:
             found[f"average/{name}"] = self.average[name]
             for key, value in self.adam.state.get(param, {}).items():
                 found[f"adam.{key}/{name}"] = value
-        return found
+        return found | {f"buffer/{name}": value for name, value in self.buffers.items()}
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Put saved tensors back in place; names must match exactly."""
         expected = {f"{kind}/{name}" for kind in ("weights", "average") for name in self.params}
+        expected |= {f"buffer/{name}" for name in self.buffers}
         saved = {name for name in tensors if not name.startswith("adam.")}
         if expected != saved:
             raise InputError(
@@ -102,6 +104,8 @@ class Weights:
         for name, param in self.params.items():
             param.copy_(tensors[f"weights/{name}"])
             self.average[name].copy_(tensors[f"average/{name}"])
+        for name, buffer in self.buffers.items():
+            buffer.copy_(tensors[f"buffer/{name}"])
         for full, value in tensors.items():
             if full.startswith("adam."):
                 key, name = full.removeprefix("adam.").split("/", 1)

@@ -16,14 +16,14 @@ IMAGES, BATCH, SEED = 1_024, 128, 0
 
 
 def fixed_batches(
-    dataset: Dataset, timesteps: int, device: torch.device, images: int = IMAGES
+    dataset: Dataset, timesteps: int, device: torch.device, images: int = IMAGES, split: str = "valid"
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Pixels (B, 3, H, W), time-steps (B,) and noise: all time-steps alike, images of the validation split.
+    """Pixels (B, 3, H, W), time-steps (B,) and noise: all time-steps alike, images of one split.
 
-    Where a set has no validation split its training images serve; a small set is gone through again, with other
+    Where a set has no such split its training images serve; a small set is gone through again, with other
     noise.
     """
-    rows = dataset.rows("valid")
+    rows = dataset.rows(split)
     rows = rows if len(rows) else dataset.rows("train")
     rows = rows[np.arange(images) % len(rows)]
     rng = torch_generator(SEED, "validation")

@@ -7,7 +7,7 @@ weights. Letters: C channels, H heads, D channels of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -26,6 +26,7 @@ RESNET = {  # layers of a residual block: theirs -> diffusers'
     "out_layers.0": "norm2",
     "out_layers.3": "conv2",
     "skip_connection": "conv_shortcut",
+    "emb_z_layers.1": "z_proj",  # in the decoder g only
 }
 ATTENTION = {"norm": "group_norm", "proj_out": "to_out.0"}  # and qkv, which diffusers keeps as three
 QKV = ("to_q", "to_k", "to_v")
@@ -65,6 +66,10 @@ class UNetShape:
         """H of an attention layer of `width` channels."""
         return self.fixed_heads or width // self.head_channel
 
+    def split_qkv(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """q, k, v rows of a joint layer of this U-Net."""
+        return split_qkv(tensor, self.heads(len(tensor) // 3), self.use_new_attention_order)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -91,7 +96,8 @@ def convert_unet(config: Mapping[str, Any], state_dict: Mapping[str, Tensor], si
     )
     unet = assemble_unet(diffusers_config(shape, size), wrapping)
     layers = [*stem_layers(), *down_layers(shape), *up_layers(shape)]
-    load_strictly(unet, translate(unet, layers, state_dict, shape), "the authors' U-Net")
+    source = "the authors' U-Net"
+    load_strictly(unet, translate(unet, layers, state_dict, shape.split_qkv, source), source)
     return Backbone(unet, _scheduler(config, shape.learn_sigma), wrapping).eval()
 
 
@@ -130,9 +136,16 @@ def _needs_fixed_heads(shape: UNetShape) -> bool:
 
 
 def translate(
-    module: nn.Module, layers: list[Layer], state: Mapping[str, Tensor], shape: UNetShape
+    module: nn.Module,
+    layers: Iterable[Layer],
+    state: Mapping[str, Tensor],
+    split: Callable[[Tensor], Sequence[Tensor]],
+    source: str,
 ) -> dict[str, Tensor]:
-    """`state` under diffusers' names. A weight of theirs that is missing or has no place is an InputError."""
+    """`state` under the names of `module`. A weight of theirs that is missing or has no place is an InputError.
+
+    `split` takes a joint qkv weight or bias apart.
+    """
     own = module.state_dict()
     present = [layer for layer in layers if f"{layer.ours}.weight" in own]
     wanted = {  # numbers that each of their tensors must hold
@@ -145,7 +158,7 @@ def translate(
         "unexpected": [key for key in state if key not in wanted],
         "misshapen": [key for key in wanted if key in state and state[key].numel() != wanted[key]],
     }
-    refuse_keys(faults, "the authors' U-Net")
+    refuse_keys(faults, source)
     translated = {}
     for layer in present:
         for leaf in ("weight", "bias"):
@@ -153,16 +166,15 @@ def translate(
             if tensor.ndim == 3:  # their 1×1 convolutions over a sequence are linear layers in diffusers
                 tensor = tensor.squeeze(-1)
             if layer.part is not None:
-                tensor = split_qkv(tensor, shape)[layer.part]
+                tensor = split(tensor)[layer.part]
             translated[f"{layer.ours}.{leaf}"] = tensor
     return translated
 
 
-def split_qkv(tensor: Tensor, shape: UNetShape) -> tuple[Tensor, ...]:
+def split_qkv(tensor: Tensor, heads: int, new_order: bool = False) -> tuple[Tensor, ...]:
     """q, k, v rows of a joint (3C,...) weight or bias, in either order of the authors' attention."""
     width = len(tensor) // 3
-    heads = shape.heads(width)
-    if shape.use_new_attention_order:
+    if new_order:
         return tensor.chunk(3)
     split = tensor.reshape(heads, 3, width // heads, *tensor.shape[1:])  # (H,3,D,...)
     return tuple(split[:, part].reshape(width, *tensor.shape[1:]) for part in range(3))
@@ -186,7 +198,7 @@ def down_layers(shape: UNetShape) -> Iterator[Layer]:
         for index in range(shape.num_residual_blocks_of_a_block):
             yield from _resnet_layers(f"input_blocks.{block}.0", f"{ours}.resnets.{index}")
             if attends:
-                yield from _attention_layers(f"input_blocks.{block}.1", f"{ours}.attentions.{index}")
+                yield from attention_layers(f"input_blocks.{block}.1", f"{ours}.attentions.{index}")
             block += 1
         if level < len(shape.widths) - 1:
             yield from _resnet_layers(f"input_blocks.{block}.0", f"{ours}.downsamplers.0")
@@ -196,7 +208,7 @@ def down_layers(shape: UNetShape) -> Iterator[Layer]:
 def up_layers(shape: UNetShape, prefix: str = "") -> Iterator[Layer]:
     """Middle, up path and output. The shift decoder has a second set of these with the prefix `shift_`."""
     yield from _resnet_layers(f"{prefix}middle_block.0", "mid_block.resnets.0")
-    yield from _attention_layers(f"{prefix}middle_block.1", "mid_block.attentions.0")
+    yield from attention_layers(f"{prefix}middle_block.1", "mid_block.attentions.0")
     yield from _resnet_layers(f"{prefix}middle_block.2", "mid_block.resnets.1")
     block = 0
     for level, attends in enumerate(reversed(shape.attends)):
@@ -205,7 +217,7 @@ def up_layers(shape: UNetShape, prefix: str = "") -> Iterator[Layer]:
             theirs = f"{prefix}output_blocks.{block}"
             yield from _resnet_layers(f"{theirs}.0", f"{ours}.resnets.{index}")
             if attends:
-                yield from _attention_layers(f"{theirs}.1", f"{ours}.attentions.{index}")
+                yield from attention_layers(f"{theirs}.1", f"{ours}.attentions.{index}")
             block += 1
         if level < len(shape.widths) - 1:  # upsampling is the last step of the level's last block
             yield from _resnet_layers(f"{theirs}.{2 if attends else 1}", f"{ours}.upsamplers.0")
@@ -217,7 +229,8 @@ def _resnet_layers(theirs: str, ours: str) -> Iterator[Layer]:
     return (Layer(f"{theirs}.{a}", f"{ours}.{b}") for a, b in RESNET.items())
 
 
-def _attention_layers(theirs: str, ours: str) -> Iterator[Layer]:
+def attention_layers(theirs: str, ours: str) -> Iterator[Layer]:
+    """Norm, q, k, v and output of one attention layer."""
     yield from (Layer(f"{theirs}.{a}", f"{ours}.{b}") for a, b in ATTENTION.items())
     yield from (Layer(f"{theirs}.qkv", f"{ours}.{name}", part) for part, name in enumerate(QKV))
 

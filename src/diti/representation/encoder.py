@@ -69,7 +69,9 @@ class Encoder(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """(B,3,H,W) -> (B,F), what the trunk sees in the image."""
         if tuple(x.shape[1:]) != (3, self.size, self.size):
-            raise InputError(f"images have shape {tuple(x.shape)}; this encoder takes (B, 3, {self.size}, {self.size})")
+            raise InputError(
+                f"images have shape {tuple(x.shape)}; this encoder takes (B, 3, {self.size}, {self.size})"
+            )
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return self.trunk(x)
 

@@ -1,4 +1,4 @@
-"""Images as people hold them (uint8 arrays, PIL, float tensors, one or many) → one float batch of the right size."""
+"""Images as people hold them (uint8 arrays, PIL, float tensors, one or many) → one float batch."""
 
 from __future__ import annotations
 

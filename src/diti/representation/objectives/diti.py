@@ -6,7 +6,7 @@ PDAE is the same with one subset.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diti.core.loop import LossReport, Objective
 from diti.core.rng import Draws
@@ -17,6 +17,7 @@ from diti.diffusion.schedule import (
     reconstruction_loss_eps,
     w_eps,
 )
+from diti.representation.encoder import Encoder
 from diti.representation.partition import Partition
 from diti.representation.shift import ShiftDecoder
 
@@ -26,7 +27,7 @@ class Reconstruction(Objective):
 
     def __init__(
         self,
-        encoder: nn.Module,
+        encoder: Encoder,
         decoder: ShiftDecoder,
         partition: Partition,
         *,

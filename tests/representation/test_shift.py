@@ -1,0 +1,272 @@
+"""The decoder g: what it starts as, what stays frozen, and its residual block against the formula."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers import DDPMScheduler
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.unets.unet_2d import UNet2DModel
+from safetensors.torch import load_file
+from torch import Tensor
+
+from diti.config import BackboneConfig
+from diti.core.errors import InputError
+from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet, unet_config
+from diti.representation.shift import ShiftDecoder, ShiftResnet, load_decoder
+
+SMALL = BackboneConfig(size=16, unshuffle=2, channels=(16, 32), layers=1, attention=(4,), head_channels=8)
+RESNET_BLOCKS = {  # the up- and downsampling of ADM networks, with skip connections of the authors' kind
+    "down_block_types": ["ResnetDownsampleBlock2D", "AttnDownBlock2D"],
+    "up_block_types": ["AttnUpBlock2D", "ResnetUpsampleBlock2D"],
+    "downsample_type": "resnet",
+    "upsample_type": "resnet",
+}
+
+
+def randomise(module: torch.nn.Module, seed: int) -> None:
+    """No layer may be zero, as they are before training: a wrong one must show."""
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=rng)
+
+
+def backbone(prediction: str = "epsilon", config: BackboneConfig = SMALL, **unet: Any) -> Backbone:
+    wrapping = Wrapping(unshuffle=config.unshuffle)
+    net = assemble_unet({**unet_config(config), **unet}, wrapping, seed=1)
+    randomise(net, seed=2)
+    return Backbone(net, DDPMScheduler(prediction_type=prediction), wrapping)
+
+
+def batch(size: int = 16, dims: int = 6, count: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(3)
+    x = torch.randn(count, 3, size, size, generator=rng)
+    return x, torch.tensor([0, 400, 999])[:count], torch.randn(count, dims, generator=rng)
+
+
+def trained(decoder: ShiftDecoder) -> ShiftDecoder:
+    """As after training: no layer of g is neutral any more."""
+    randomise(decoder.path, seed=4)
+    return decoder
+
+
+# ---- The start --------------------------------------------------------------------------------------------
+
+KINDS = {
+    "scale and shift": {},
+    "time added": {"resnet_time_scale_shift": "default"},
+    "resampling blocks": RESNET_BLOCKS,
+    "resampling blocks, time added": {**RESNET_BLOCKS, "resnet_time_scale_shift": "default"},
+    "no attention": {"add_attention": False, "down_block_types": ["DownBlock2D"] * 2, "up_block_types": ["UpBlock2D"] * 2},
+    "blocks scaled down": {"mid_block_scale_factor": 2.0},
+}
+
+
+@pytest.mark.parametrize("unet", KINDS.values(), ids=KINDS.keys())
+def test_the_copied_path_is_the_frozen_one_whatever_z_is(unet):
+    frozen = backbone(**unet)
+    decoder = ShiftDecoder(frozen, dims=6).eval()
+    x, t, z = batch()
+    assert decoder(x, t, z)[1].abs().max() == 0
+    decoder.path.conv_out.load_state_dict(frozen.unet.conv_out.state_dict())
+    with torch.no_grad():
+        _, g = decoder(x, t, 10 * z)
+        torch.testing.assert_close(g, frozen(x, t), atol=1e-5, rtol=1e-5)
+    assert g.std() > 0.1
+
+
+@pytest.mark.parametrize("unshuffle", [1, 2])
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("sigma", [False, True], ids=["mean only", "learns sigma"])
+def test_eps_is_the_backbone_s(prediction, sigma, unshuffle):
+    config = replace(SMALL, unshuffle=unshuffle, attention=())
+    channels = 3 * unshuffle**2
+    frozen = backbone(prediction, config, out_channels=channels * (1 + sigma))
+    decoder = trained(ShiftDecoder(frozen, dims=6)).eval()
+    x, t, z = batch()
+    with torch.no_grad():
+        eps, g = decoder(x, t, z)
+        torch.testing.assert_close(eps, frozen.eps(x, t), atol=1e-5, rtol=1e-5)
+        assert torch.equal(decoder.eps_frozen(x, t), frozen.eps(x, t))
+    assert g.shape == x.shape
+    assert g.std() > 0.05
+    assert decoder.path.conv_out.out_channels == channels
+
+
+def test_the_shared_down_path_runs_once():
+    frozen = backbone()
+    decoder = ShiftDecoder(frozen, dims=6)
+    calls: list[int] = []
+    frozen.unet.conv_in.register_forward_hook(lambda *_: calls.append(1))
+    decoder(*batch())
+    assert len(calls) == 1
+
+
+def test_a_random_start_is_zero_reproducible_and_leaves_the_global_state_alone():
+    frozen = backbone()
+    before = torch.random.get_rng_state()
+    one, same, other = (ShiftDecoder(frozen, dims=6, start="random", seed=s).eval() for s in (5, 5, 6))
+    ShiftDecoder(frozen, dims=6, start="copy")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert one(*batch())[1].abs().max() == 0
+    weights = [d.decoder_state()["up_blocks.0.resnets.0.conv1.weight"] for d in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.allclose(weights[0], weights[2], atol=1e-3)
+    assert not torch.allclose(weights[0], frozen.unet.up_blocks[0].resnets[0].conv1.weight, atol=1e-3)
+    state = one.decoder_state()
+    assert state["mid_block.resnets.0.z_proj.weight"].std() > 0  # z matters from the first step on
+    for zero in ("up_blocks.1.resnets.0.conv2.weight", "mid_block.attentions.0.to_out.0.weight", "conv_out.bias"):
+        assert state[zero].abs().max() == 0, zero
+
+
+# ---- The modulated residual block -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("up", [False, True], ids=["same", "up"])
+@pytest.mark.parametrize("kind", ["scale_shift", "default"])
+def test_a_residual_block_is_modulated_by_t_then_by_z(kind, up):
+    torch.manual_seed(0)
+    stock = ResnetBlock2D(
+        in_channels=8, out_channels=16, temb_channels=5, groups=4, time_embedding_norm=kind, up=up,
+        output_scale_factor=1.5,
+    )  # fmt: skip
+    block = ShiftResnet(stock, width=5)
+    torch.nn.init.normal_(block.z_proj.weight)
+    torch.nn.init.normal_(block.z_proj.bias)
+    x, emb_t, emb_z = torch.randn(2, 8, 4, 4), torch.randn(2, 5), torch.randn(2, 5)
+    h = F.silu(F.group_norm(x, 4, stock.norm1.weight, stock.norm1.bias, 1e-6))
+    if up:
+        x, h = (a.repeat_interleave(2, 2).repeat_interleave(2, 3) for a in (x, h))
+    h = stock.conv1(h)
+    t = stock.time_emb_proj(F.silu(emb_t))[:, :, None, None]
+    z = block.z_proj(emb_z)[:, :, None, None]
+    norm = lambda a: F.group_norm(a, 4, stock.norm2.weight, stock.norm2.bias, 1e-6)  # noqa: E731
+    h = norm(h) * (1 + t[:, :16]) + t[:, 16:] if kind == "scale_shift" else norm(h + t)
+    h = h * (1 + z[:, :16]) + z[:, 16:]
+    expected = (stock.conv_shortcut(x) + stock.conv2(F.silu(h))) / 1.5
+    # The block takes z activated already, since all blocks share it.
+    torch.testing.assert_close(block(x if not up else x[:, :, ::2, ::2], torch.cat([emb_t, emb_z], 1)), expected)
+
+
+# ---- Frozen means frozen ----------------------------------------------------------------------------------
+
+
+def test_training_moves_g_alone():
+    frozen = backbone(dropout=0.5)
+    decoder = trained(ShiftDecoder(frozen, dims=6))
+    x, t, z = batch()
+    x.requires_grad_()
+    z.requires_grad_()
+    kept = {key: tensor.clone() for key, tensor in frozen.state_dict().items()}
+    moved = {key: tensor.clone() for key, tensor in decoder.decoder_state().items()}
+    optimizer = torch.optim.SGD(decoder.parameters(), lr=0.1)
+    decoder.train().requires_grad_(True)  # even then
+    eps, g = decoder(x, t, z)
+    assert not eps.requires_grad
+    g.square().sum().backward()
+    optimizer.step()
+    assert z.grad is not None and z.grad.abs().min() > 0
+    assert x.grad is None
+    assert all(parameter.grad is None for parameter in frozen.parameters())
+    assert all(torch.equal(tensor, kept[key]) for key, tensor in frozen.state_dict().items())
+    assert all(not torch.equal(tensor, moved[key]) for key, tensor in decoder.decoder_state().items())
+
+
+def test_the_backbone_stays_in_inference_mode_whoever_calls_train():
+    frozen = backbone(dropout=0.5).train().requires_grad_(True)
+    decoder = ShiftDecoder(frozen, dims=6)
+    whole = torch.nn.ModuleDict({"decoder": decoder})
+    for mode in (None, True, False, True):
+        if mode is not None:
+            whole.train(mode)
+        assert not any(module.training for module in frozen.modules())
+        assert decoder.path.training is (mode is not False)
+        assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    x, t, z = batch()
+    trained(decoder)
+    with torch.no_grad():
+        first, second = decoder(x, t, z), decoder(x, t, z)
+    assert torch.equal(first[0], second[0])
+    assert not torch.equal(first[1], second[1])  # dropout acts in g, and only there
+
+
+CRASH = """
+import torch
+from diffusers import DDPMScheduler
+from diti.config import BackboneConfig
+from diti.diffusion.backbone import build_backbone
+from diti.representation.shift import ShiftDecoder
+from diti.representation.unet_paths import embed_time, run_down
+frozen = build_backbone(BackboneConfig(size=16, channels=(32, 32), layers=1), 0).to(memory_format=torch.channels_last)
+decoder = ShiftDecoder(frozen, 4).to(memory_format=torch.channels_last)
+x, t = torch.randn(4, 3, 16, 16).to(memory_format=torch.channels_last), torch.full((4,), 5)
+h, _ = run_down(frozen.unet, x, embed_time(frozen.unet, t))
+assert h.is_contiguous(memory_format=torch.channels_last) and not h.is_contiguous() and not h.requires_grad
+for parameter in decoder.path.parameters():
+    torch.nn.init.normal_(parameter, std=0.1)
+decoder(x, t, torch.randn(4, 4))[1].sum().backward()
+assert decoder.path.mid_block.resnets[0].norm1.weight.grad.abs().max() > 0
+"""
+
+
+def test_frozen_features_in_channels_last_do_not_crash_the_backward_pass():
+    """torch 2.13's group norm does crash on them; a crash would take this process along."""
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, "-c", CRASH], capture_output=True, text=True, timeout=120, env=environment)
+    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stderr}"
+
+
+# ---- Files and bad input ----------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_without_the_backbone(tmp_path):
+    decoder = trained(ShiftDecoder(backbone(), dims=6)).eval()
+    decoder.save(tmp_path / "decoder")
+    assert json.loads((tmp_path / "decoder" / "config.json").read_text()) == decoder.description
+    weights = load_file(tmp_path / "decoder" / "model.safetensors")
+    assert weights.keys() == decoder.decoder_state().keys()
+    again = load_decoder(tmp_path / "decoder", backbone())
+    assert not again.training
+    with torch.no_grad():
+        assert torch.equal(again(*batch())[1], decoder(*batch())[1])
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path):
+    decoder = ShiftDecoder(backbone(), dims=6)
+    state = decoder.decoder_state()
+    del state["embed_z.bias"]
+    with pytest.raises(InputError, match=r"missing: embed_z\.bias; unexpected: extra"):
+        decoder.load_decoder_state(state | {"extra": torch.zeros(1)}, "a file")
+    decoder.save(tmp_path)
+    other = backbone(config=replace(SMALL, channels=(16, 48)))
+    with pytest.raises(InputError, match="misshapen: embed_z|misshapen: mid_block"):
+        load_decoder(tmp_path, other)
+    (tmp_path / "config.json").write_text('{"kind": "shift"}')
+    with pytest.raises(InputError, match="has kind 'shift' and dims"):
+        load_decoder(tmp_path, backbone())
+
+
+def test_what_cannot_be_is_refused():
+    frozen = backbone()
+    with pytest.raises(InputError, match="the code has 0 dims"):
+        ShiftDecoder(frozen, dims=0)
+    with pytest.raises(InputError, match="start is 'zero'; allowed: copy, random"):
+        ShiftDecoder(frozen, dims=6, start="zero")  # type: ignore[arg-type]
+    x, t, z = batch(dims=5)
+    with pytest.raises(InputError, match=r"z has shape \(3, 5\); this decoder takes \(B, 6\)"):
+        ShiftDecoder(frozen, dims=6)(x, t, z)
+    skips = UNet2DModel(
+        16, 3, 3, block_out_channels=(16, 16), norm_num_groups=8,
+        down_block_types=("SkipDownBlock2D",) * 2, up_block_types=("SkipUpBlock2D",) * 2,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="has a SkipDownBlock2D"):
+        ShiftDecoder(Backbone(skips, DDPMScheduler()), dims=6)
