@@ -10,7 +10,7 @@ from torch import nn
 
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
-from diti.core.loop import Diverged, LossReport, Objective, learning_rate, loss_by_time, train
+from diti.core.loop import Diverged, LossReport, Objective, learning_rate, loss_by_time, make_accelerator, train
 from diti.core.rng import stream_seed
 from diti.core.runs import RunFolder
 
@@ -202,6 +202,28 @@ def test_other_networks_do_not_continue_a_run(tmp_path):
 def test_batches_that_do_not_split_are_refused(tmp_path):
     with pytest.raises(InputError, match="--train-batch-size 16 does not split into 1 processes × 3"):
         run_loop(tmp_path, dataclasses.replace(CONFIG, gradient_accumulation_steps=3))
+
+
+class Greedy(Regression):
+    def forward(self, images, draws):
+        raise torch.OutOfMemoryError("out of memory")
+
+
+def test_a_batch_that_does_not_fit_names_the_remedy(tmp_path):
+    with pytest.raises(InputError, match="16 images in 1 .*--gradient-accumulation-steps 2"):
+        run_loop(tmp_path, objective=Greedy())
+
+
+def test_lower_precision_is_tried_before_it_is_used():
+    """fp16 is for GPUs; bf16 is taken where the CPU can do it and refused in one line where it cannot."""
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    with pytest.raises(InputError, match="--mixed-precision fp16 does not run on this CPU"):
+        make_accelerator(TrainingConfig(mixed_precision="fp16"))
+    try:
+        assert make_accelerator(TrainingConfig(mixed_precision="bf16")).mixed_precision == "bf16"
+    except InputError as error:
+        assert "use --mixed-precision no" in str(error)
 
 
 def test_learning_rate_warms_up_and_falls():

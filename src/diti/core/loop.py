@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -27,7 +29,17 @@ TIME_BINS = 10  # the log splits the loss by time-step in this many bins
 
 def make_accelerator(config: TrainingConfig) -> Accelerator:
     """Devices and processes as torchrun set them up. Without a GPU, accelerate must be told to join processes."""
-    return Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=config.mixed_precision)
+    cpu = not torch.cuda.is_available()
+    if cpu and config.mixed_precision != "no":
+        _require_cpu_precision(config.mixed_precision)
+    return Accelerator(cpu=cpu, mixed_precision=config.mixed_precision)
+
+
+def _require_cpu_precision(precision: str) -> None:
+    """Try bf16 in a process of its own: some CPUs announce it and then die of an illegal instruction."""
+    product = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
+    if precision != "bf16" or subprocess.run([sys.executable, "-c", product], capture_output=True).returncode:
+        raise InputError(f"--mixed-precision {precision} does not run on this CPU; use --mixed-precision no")
 
 
 @dataclass
@@ -186,8 +198,9 @@ def step(
     optimizer.zero_grad(set_to_none=True)
     for part in range(parts):
         start = first + part * count
-        pixels = batches(start, count).to(accelerator.device, non_blocking=True)
-        with accelerator.no_sync(model) if part < parts - 1 else nullcontext(), accelerator.autocast():
+        last = part == parts - 1
+        with memory_advice(config), nullcontext() if last else accelerator.no_sync(model), accelerator.autocast():
+            pixels = batches(start, count).to(accelerator.device, non_blocking=True)
             with dropout_seeded(model, config.seed, start):
                 report = model(pixels, Draws(config.seed, start, count))
             accelerator.backward(report.total / parts)
@@ -196,6 +209,19 @@ def step(
     norm = accelerator.clip_grad_norm_(_trained(optimizer), limit)
     optimizer.step()
     return _joined(reports), torch.as_tensor(norm)
+
+
+@contextmanager
+def memory_advice(config: TrainingConfig) -> Iterator[None]:
+    """A batch that does not fit becomes a line that names the remedy."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        parts = config.gradient_accumulation_steps
+        raise InputError(
+            f"a batch of {config.train_batch_size} images in {parts} part(s) does not fit in memory; "
+            f"use --gradient-accumulation-steps {2 * parts}, which computes the same"
+        ) from None
 
 
 @contextmanager

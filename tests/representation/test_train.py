@@ -1,0 +1,153 @@
+"""`diti train` and `diti encode` as a user runs them, on a tiny backbone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diti.cli import main
+from diti.core.runs import RunFolder
+from diti.data.sources import open_data
+from diti.representation.model import load
+from diti.representation.train import frozen_loss_by_time
+
+COMMON = (
+    "--data", "toyfaces:200", "--code-dim", "12", "--subsets", "4", "--train-batch-size", "16",
+    "--log-images", "64", "--checkpoint-images", "128", "--validate-images", "1024", "--lr-warmup-images", "64",
+)  # fmt: skip
+
+
+@pytest.fixture
+def frozen(backbone, tmp_path):
+    backbone.save(tmp_path / "backbone")
+    return str(tmp_path / "backbone")
+
+
+def losses(run):
+    return [r["loss"] for r in RunFolder(run).read_log() if "loss" in r]
+
+
+def weights(run):
+    found = {}
+    for part in ("encoder", "decoder"):
+        found |= {f"{part}.{k}": v for k, v in load_file(run / part / "model.safetensors").items()}
+    return found
+
+
+def test_training_learns_and_leaves_a_model_with_its_facts(frozen, tmp_path, capsys):
+    run = tmp_path / "run"
+    words = ["train", *COMMON, "--backbone", frozen, "--images", "1024", "--out", str(run)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "z removes" in shown and "next: diti encode" in shown
+    facts = json.loads((run / "checks.json").read_text())
+    assert facts["loss_removed"] > 0.05, "a backbone of random weights leaves much to remove"
+    assert facts["reconstruction_mse"] > 0 and len(facts["validation_loss_frozen_by_time"]) == 10
+    for name in ("losses.png", "reconstructions.png", "card.md", "stats.safetensors", "partition.json"):
+        assert (run / name).exists(), name
+    model = load(run)
+    assert model.partition.subsets == 4 and model.partition.kind == "staged-even"
+    data = open_data("toyfaces:200", 16)
+    z = model.encode(data.images[data.rows("train")])
+    assert torch.allclose(z.mean(0), model.mean, atol=1e-4) and torch.allclose(z.std(0), model.std, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--method", "pdae"],
+        ["--detach", "--partition", "balanced"],
+        ["--partition", "adaptive", "--time-sampling", "loss"],
+        ["--encoder", "residual", "--encoder-channels", "8", "16", "--decoder-start", "random"],
+        ["--trunk", "fine-tuned"],
+    ],
+    ids=" ".join,
+)
+def test_every_option_trains(frozen, tmp_path, options):
+    run = tmp_path / "run"
+    assert main(["train", *COMMON, *options, "--backbone", frozen, "--images", "64", "--out", str(run)]) == 0
+    model = load(run)
+    assert model.partition.subsets == (1 if "pdae" in options else 4)
+    assert np.isfinite(losses(run)).all()
+
+
+def test_killed_and_continued_equals_one_run(frozen, tmp_path):
+    command = [sys.executable, "-m", "diti", "train", *COMMON, "--backbone", frozen, "--images", "512", "--out"]
+    quiet = {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+    }
+    subprocess.run([*command, tmp_path / "whole"], check=True, timeout=300, **quiet)
+    process = subprocess.Popen([*command, tmp_path / "killed"], **quiet)
+    while process.poll() is None and not (tmp_path / "killed" / "state" / f"{128:012d}").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "card.md").exists(), "it ended before it was killed"
+    subprocess.run([*command, tmp_path / "killed"], check=True, timeout=300, **quiet)
+    a, b = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
+
+
+def test_two_processes_with_half_the_batch_equal_one(frozen, tmp_path):
+    words = ["-m", "diti", "train", *COMMON, "--backbone", frozen, "--images", "256", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    for command, name in (([sys.executable], "one"), (launcher, "two")):
+        subprocess.run([*command, *words, tmp_path / name], check=True, timeout=300, env=environment)
+    assert np.allclose(losses(tmp_path / "one"), losses(tmp_path / "two"), rtol=1e-4)
+
+
+def test_encode_keeps_the_order_and_names_what_it_could_not_read(model, image_folder, tmp_path, capsys):
+    model.save(tmp_path / "model")
+    (image_folder / "a" / "00x.png").write_bytes(b"broken")
+    out = tmp_path / "features.parquet"
+    assert main(["encode", str(tmp_path / "model"), str(image_folder), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "12 images × 12 dims; 1 unreadable images are named in" in shown
+    table = pyarrow.parquet.read_table(out)
+    data = open_data(str(image_folder), 16)
+    assert table["file"].to_pylist() == data.table["file"].to_pylist()
+    assert table.column_names[:3] == ["file", "split", "z000_t0000"]
+    z = np.stack([table[name].to_numpy() for name in model.feature_names()], 1)
+    assert np.allclose(z, model.encode(np.asarray(data.images)), atol=1e-5)
+
+
+def test_bad_input_is_one_line(frozen, model, tmp_path, capsys):
+    base = ["train", *COMMON, "--backbone", frozen, "--images", "64", "--out"]
+
+    def complaint(*words: str) -> str:
+        assert main(list(words)) == 2
+        shown = capsys.readouterr().err
+        assert "Traceback" not in shown
+        last = shown.strip().splitlines()[-1]  # progress bars may stand before it
+        assert last.startswith("diti: ")
+        return last
+
+    assert "--backbone is missing" in complaint("train", "--data", "toyfaces:9", "--out", str(tmp_path / "x"))
+    assert "subsets" in complaint(*base, str(tmp_path / "x1"), "--subsets", "50")
+    assert "code_dim is 9999" in complaint(*base, str(tmp_path / "x2"), "--code-dim", "9999")
+    assert "pdae has one" in complaint(*base, str(tmp_path / "x3"), "--method", "pdae", "--detach")
+    assert main(["prepare", "toyfaces:40", "--size", "32", "--out", str(tmp_path / "d32")]) == 0
+    capsys.readouterr()
+    other = [str(tmp_path / "d32") if w == "toyfaces:200" else w for w in base]
+    assert "images are 32 px but the backbone is for 16 px" in complaint(*other, str(tmp_path / "x4"))
+    assert main([*base, str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert "other settings (code.code_dim)" in complaint(*base, str(tmp_path / "run"), "--code-dim", "11")
+    assert "is not a model folder" in complaint("encode", frozen, "toyfaces:9")
+
+
+def test_the_frozen_loss_by_time_has_a_value_for_every_step(backbone):
+    curve = frozen_loss_by_time(backbone, open_data("toyfaces:60", 16))
+    assert curve.shape == (1000,) and (curve > 0).all() and len(curve.unique()) == 50
