@@ -210,20 +210,15 @@ class Greedy(Regression):
 
 
 def test_a_batch_that_does_not_fit_names_the_remedy(tmp_path):
-    with pytest.raises(InputError, match="16 images in 1 .*--gradient-accumulation-steps 2"):
+    with pytest.raises(InputError, match=r"16 images in 1 .*--gradient-accumulation-steps 2"):
         run_loop(tmp_path, objective=Greedy())
 
 
-def test_lower_precision_is_tried_before_it_is_used():
-    """fp16 is for GPUs; bf16 is taken where the CPU can do it and refused in one line where it cannot."""
+def test_precision_for_gpus_is_refused_on_a_cpu():
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
     with pytest.raises(InputError, match="--mixed-precision fp16 does not run on this CPU"):
         make_accelerator(TrainingConfig(mixed_precision="fp16"))
-    try:
-        assert make_accelerator(TrainingConfig(mixed_precision="bf16")).mixed_precision == "bf16"
-    except InputError as error:
-        assert "use --mixed-precision no" in str(error)
 
 
 def test_learning_rate_warms_up_and_falls():
