@@ -13,12 +13,13 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "DiTi": "diti.representation.model",
     "Partition": "diti.representation.partition",
+    "Transformer": "diti.representation.transformer",
     "load": "diti.representation.model",
     "load_backbone": "diti.diffusion.backbone",
     "open_data": "diti.data.sources",
     "InputError": "diti.core.errors",
 }
-__all__ = ["DiTi", "InputError", "Partition", "__version__", "load", "load_backbone", "open_data"]
+__all__ = ["DiTi", "InputError", "Partition", "Transformer", "__version__", "load", "load_backbone", "open_data"]
 
 
 def __getattr__(name: str) -> Any:

@@ -175,6 +175,20 @@ class Convert:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write a model's encoder as an ONNX file, to run without torch; needs the extra onnx."""
+
+    model: Model  # model folder, shipped name or hub id
+    out: Path = Path("encoder.onnx")  # file to write: float32 images (N, 3, H, W) in [-1, 1] → z (N, D)
+
+    def run(self) -> None:
+        from diti.interop.onnx import export_encoder
+        from diti.representation.model import load
+
+        print(export_encoder(load(self.model), self.out))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """Draw new images from a backbone."""
 
@@ -207,6 +221,7 @@ VERBS: dict[str, Any] = {
     "train": Train,
     "encode": Encode,
     "convert": Convert,
+    "export": Export,
     "sample": Sample,
     "presets": Presets,
 }

@@ -27,6 +27,13 @@ def test_a_folder_replaces_a_folder(tmp_path):
     assert [p.name for p in tmp_path.rglob("*")] == ["model", "two"]
 
 
+def test_a_file_never_replaces_a_folder(tmp_path):
+    (tmp_path / "runs" / "precious").mkdir(parents=True)
+    with pytest.raises(InputError, match="runs is a folder; name a file"):
+        write_json(tmp_path / "runs", {})
+    assert [p.name for p in tmp_path.rglob("*")] == ["runs", "precious"]
+
+
 def test_read_json_names_the_file(tmp_path):
     with pytest.raises(InputError, match=r"x\.json is missing"):
         read_json(tmp_path / "x.json")

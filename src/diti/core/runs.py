@@ -40,6 +40,8 @@ def _rename_over(temporary: Path, path: Path) -> None:
     if not path.is_dir():
         temporary.replace(path)
         return
+    if not temporary.is_dir():
+        raise InputError(f"{path} is a folder; name a file")
     aside = path.with_name(f".{path.name}.{os.getpid()}.old")
     path.rename(aside)
     temporary.rename(path)

@@ -171,13 +171,11 @@ def load_encoder(folder: str | Path) -> Encoder:
 
 def component_order(order: str | Sequence[int], dims: int) -> list[int]:
     """(D,) the principal component that becomes each dim of z."""
-    if order == "descending":
-        return list(range(dims))
-    if order == "ascending":
-        return list(reversed(range(dims)))
-    if isinstance(order, str) or sorted(order) != list(range(dims)):
+    named = {"descending": list(range(dims)), "ascending": list(range(dims))[::-1]}
+    chosen = named.get(order, []) if isinstance(order, str) else [int(component) for component in order]
+    if sorted(chosen) != list(range(dims)):
         raise InputError(f"order is {order!r}; give descending, ascending, or each of 0..{dims - 1} once")
-    return [int(component) for component in order]
+    return chosen
 
 
 def _trunk(description: Mapping[str, Any]) -> AuthorsTrunk | ResidualTrunk | BackboneTrunk:

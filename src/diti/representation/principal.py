@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diti.core.errors import InputError
 
-TINY = 1e-5  # relative size of a standard deviation or variance that float32 features cannot tell from 0
+TINY = 1e-5  # relative size of a standard deviation that float32 features cannot tell from 0
 
 
 class Moments:
@@ -45,7 +45,7 @@ def principal_axes(correlation: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     """
     variance, axes = torch.linalg.eigh(correlation)  # ascending
     variance, axes = variance.flip(0)[:dims], axes.flip(1)[:, :dims]
-    rank = int((variance > TINY * variance[0]).sum())
+    rank = int((variance > TINY**2 * variance[0]).sum())
     if rank < dims:
         raise InputError(
             f"the features vary in {rank} directions over the given images, the code has {dims} dims: "

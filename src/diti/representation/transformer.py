@@ -27,14 +27,12 @@ class Transformer(TransformerMixin, BaseEstimator):
     X is uint8 images (N, H, W, 3), a list of PIL images, whatever else `DiTi.encode` takes for several images, or
     rows (N, H·W·3) of 0..255, an image of the model's size each, channels last.
 
-    model: folder, shipped name or hub id, read when first needed; or a model. Only the former makes a small pickle.
+    model: folder, shipped name or hub id, read when first needed and kept out of pickles; or a model itself.
     batch_size: images encoded at once.
     standardise: (z - mean) / std over the images that the model was trained on; False gives z itself.
 
-    >>> from sklearn.linear_model import LogisticRegression
-    >>> from sklearn.pipeline import make_pipeline
-    >>> pipeline = make_pipeline(Transformer("runs/faces"), LogisticRegression())
-    >>> pipeline.fit(images, smiling).score(other_images, others_smiling)  # doctest: +SKIP
+        pipeline = make_pipeline(diti.Transformer("runs/faces"), LogisticRegression())
+        pipeline.fit(images, smiling).score(other_images, others_smiling)
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class Transformer(TransformerMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> Transformer:
         """Check the images and the model; y is ignored. A folder is read anew."""
-        vars(self).pop("_loaded", None)
+        self.__dict__.pop("_loaded", None)
         network = self._network()
         images = self._images(X, network, reset=True)
         as_batch(images[:1], network.size)
@@ -86,20 +84,19 @@ class Transformer(TransformerMixin, BaseEstimator):
             raise InputError(f"X has shape {tuple(X.shape)}; give at least one image")
         if reset:
             self.n_features_in_ = 3 * network.size**2
-            vars(self).pop("feature_names_in_", None)
+            self.__dict__.pop("feature_names_in_", None)
         return X
 
     def _pixels(self, rows: np.ndarray, size: int) -> np.ndarray:
         """Rows (N, size·size·3) of whole numbers 0..255 → uint8 (N, size, size, 3)."""
         if rows.shape[1] != 3 * size**2:
             raise InputError(
-                f"the rows of X have {rows.shape[1]} numbers; this model takes {size}×{size}×3 = {3 * size**2}, or "
-                "images (N, H, W, 3) of any size"
+                f"the rows of X have {rows.shape[1]} numbers; this model takes {size}×{size}×3 = {3 * size**2}, "
+                "or images (N, H, W, 3) of any size"
             )
-        pixels = rows.astype(np.uint8)
-        if not np.array_equal(pixels, rows):
+        if rows.max() > 255 or not np.array_equal(pixels := rows.astype(np.uint8), rows):
             raise InputError(
-                f"the rows of X range from {rows.min():.3g} to {rows.max():.3g} in {rows.dtype}; give pixels as "
+                f"the rows of X range from {rows.min():.3g} to {rows.max():.3g} in {rows.dtype}; give pixels, "
                 "whole numbers 0..255"
             )
         return pixels.reshape(-1, size, size, 3)

@@ -1,0 +1,148 @@
+"""The encoder as an ONNX file: images → z in onnxruntime, without torch or this package.
+
+Letters: N images, H×W px, D length of z.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.rng import torch_generator
+from diti.core.runs import atomic_path
+from diti.representation.encoder import Encoder
+from diti.representation.model import DiTi
+
+INPUT, OUTPUT, BATCH_AXIS = "images", "z", "N"
+CHECKED_BATCHES = (1, 3)  # one image, and another number than the example that was traced
+TOLERANCE = 1e-4  # of z, between torch and onnxruntime; relative where |z| > 1
+NOISY = ("torch.onnx", "onnxscript")  # loggers that tell of absent torchvision and the like
+
+
+def export_encoder(model: DiTi, out: Path) -> str:
+    """Write the encoder, images float32 (N, 3, H, W) in [-1, 1] → z (N, D), any N; says how to use the file.
+
+    The file names the version, size, dims and features, and holds the mean and std (D,) of z over the training
+    images. It is run in onnxruntime before it gets its name.
+    """
+    require_extra()
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder; name a file, such as {out / 'encoder.onnx'}")
+    import onnx
+
+    encoder = copy.deepcopy(model.encoder).cpu().float().eval().requires_grad_(False)
+    network = to_onnx(encoder)
+    onnx.helper.set_model_props(network, properties(model))
+    onnx.checker.check_model(network)
+    with atomic_path(out) as temporary:
+        onnx.save(network, temporary)
+        largest = largest_difference(temporary, encoder)
+    return (
+        f"wrote {out}: {INPUT} (N, 3, {model.size}, {model.size}) → {OUTPUT} (N, {model.dims}), "
+        f"{out.stat().st_size / 1e6:.1f} MB; differs from torch by {largest:.0e} at most. In Python:\n\n"
+        f"{example(out, model.size)}\n"
+    )
+
+
+def require_extra() -> None:
+    """InputError unless everything that export needs can be imported."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"export to ONNX needs the extra: pip install 'diti[onnx]' ({error.name} is missing)"
+        ) from None
+
+
+def to_onnx(encoder: Encoder) -> Any:
+    """The encoder as an onnx.ModelProto with a free batch axis."""
+    traced = torch.zeros(2, 3, encoder.size, encoder.size)
+    with quiet(), torch.no_grad():
+        # strict: the other way takes len(x) for a constant, and with it the number of images.
+        program = torch.export.export(
+            encoder, (traced,), dynamic_shapes=({0: torch.export.Dim(BATCH_AXIS)},), strict=True
+        )
+        exported: Any = torch.onnx.export(
+            program,
+            dynamo=True,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({0: BATCH_AXIS},),
+            verbose=False,
+        )
+    network = exported.model_proto
+    for node in network.graph.node:  # the exporter notes the files and lines of this machine at each
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    return network
+
+
+def properties(model: DiTi) -> dict[str, str]:
+    """What a reader of the file has to know besides the network; lists are JSON."""
+    return {
+        "diti_version": metadata.version("diti"),
+        "method": model.method,
+        "size": str(model.size),
+        "dims": str(model.dims),
+        "input": "RGB, float32 (N, 3, H, W) in [-1, 1]: pixel / 127.5 - 1",
+        "feature_names": json.dumps(model.feature_names()),
+        "mean": json.dumps(model.mean.tolist()),
+        "std": json.dumps(model.std.tolist()),
+    }
+
+
+def largest_difference(file: Path, encoder: Encoder) -> float:
+    """Largest |z in onnxruntime - z in torch| over random images; RuntimeError where the two disagree."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    rng, largest = torch_generator(0, "onnx-check"), 0.0
+    for count in CHECKED_BATCHES:
+        x = torch.rand(count, 3, encoder.size, encoder.size, generator=rng) * 2 - 1
+        with torch.no_grad():
+            expected: Tensor = encoder(x)
+        found = session.run([OUTPUT], {INPUT: x.numpy()})[0]
+        if not np.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
+            raise RuntimeError("the exported encoder gives other numbers than the model; please report this")
+        largest = max(largest, float(np.abs(found - expected.numpy()).max()))
+    return largest
+
+
+def example(file: Path, size: int) -> str:
+    """Three lines of Python that use the file."""
+    return (
+        "    import numpy as np, onnxruntime\n"
+        f"    session = onnxruntime.InferenceSession({str(file)!r})\n"
+        f'    z, = session.run(None, {{"{INPUT}": np.float32(pixels.transpose(0, 3, 1, 2) / 127.5 - 1)}})'
+        f"  # pixels: uint8 (N, {size}, {size}, 3)"
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the exporter's known remarks about its own insides from the user; errors still show."""
+    loggers = [logging.getLogger(name) for name in NOISY]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
