@@ -16,7 +16,13 @@ from torch import Tensor
 from diti.config import BackboneConfig, EncoderConfig
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet, build_backbone, unet_config
-from diti.representation.encoder import Encoder, build_encoder, component_order, encoder_from_description, load_encoder
+from diti.representation.encoder import (
+    Encoder,
+    build_encoder,
+    component_order,
+    encoder_from_description,
+    load_encoder,
+)
 from diti.representation.principal import Moments, principal_axes
 from diti.representation.trunks import BackboneTrunk, pooled_side
 
@@ -79,7 +85,9 @@ def test_each_kind_builds_codes_and_comes_back_from_its_folder(size, kind, tmp_p
 
 @pytest.mark.parametrize(("size", "kind"), EVERY.values(), ids=EVERY.keys())
 def test_every_weight_of_a_trained_encoder_gets_a_gradient(size, kind):
-    encoder = build_encoder(settings(kind, trunk="fine-tuned"), backbone(replace(SMALL, size=size, attention=(size // 4,))), 0)
+    encoder = build_encoder(
+        settings(kind, trunk="fine-tuned"), backbone(replace(SMALL, size=size, attention=(size // 4,))), 0
+    )
     if kind == "residual":  # its blocks start as the identity
         for block in encoder.trunk.blocks:
             torch.nn.init.normal_(block.conv2.weight)
@@ -94,9 +102,11 @@ def test_wrong_images_and_settings_are_refused():
     for shape in ((2, 3, 32, 32), (2, 1, 16, 16), (3, 16, 16)):
         with pytest.raises(InputError, match=r"this encoder takes \(B, 3, 16, 16\)"):
             encoder(torch.zeros(shape))
-    with pytest.raises(InputError, match="code_dim is 257, but this encoder has 256 features.*widen encoder_channels"):
+    with pytest.raises(
+        InputError, match=r"code_dim is 257, but this encoder has 256 features.*widen encoder_channels"
+    ):
         build_encoder(settings("residual", code_dim=257), backbone(), 0)
-    with pytest.raises(InputError, match="code_dim is 769, but this encoder has 768.*use encoder 'residual'"):
+    with pytest.raises(InputError, match=r"code_dim is 769, but this encoder has 768.*use encoder 'residual'"):
         build_encoder(settings("backbone", code_dim=769), backbone(), 0)
     with pytest.raises(InputError, match=r"64 px and 128 px, got 16 px; use encoder 'residual'"):
         build_encoder(settings("authors"), backbone(), 0)
@@ -130,7 +140,9 @@ def test_a_description_is_closed(tmp_path):
 # ---- The residual trunk -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "channels"), [(8, (4,)), (20, (8, 8, 8)), (32, (8, 16, 16, 16)), (68, (8, 8)), (128, (4, 8))])
+@pytest.mark.parametrize(
+    ("size", "channels"), [(8, (4,)), (20, (8, 8, 8)), (32, (8, 16, 16, 16)), (68, (8, 8)), (128, (4, 8))]
+)
 def test_the_residual_encoder_takes_any_even_size(size, channels):
     description = {"kind": "residual", "size": size, "dims": 5, "frozen": False, "channels": list(channels)}
     encoder = encoder_from_description(description)
@@ -139,7 +151,9 @@ def test_the_residual_encoder_takes_any_even_size(size, channels):
 
 
 def test_the_residual_encoder_keeps_where_things_are():
-    encoder = encoder_from_description({"kind": "residual", "size": 32, "dims": 5, "frozen": False, "channels": [8, 8]})
+    encoder = encoder_from_description(
+        {"kind": "residual", "size": 32, "dims": 5, "frozen": False, "channels": [8, 8]}
+    )
     x = images(1, 32)
     changed = x.clone()
     changed[:, :, :4, :4] *= -1
@@ -152,7 +166,7 @@ def test_the_residual_encoder_keeps_where_things_are():
 
 
 def slow_features(frozen: Backbone, x: Tensor, time: int) -> Tensor:
-    """Each level's last layer before the downsampling, caught inside the whole U-Net, cells averaged one by one."""
+    """Each level's last layer before the downsampling, caught inside the U-Net, cells averaged one by one."""
     caught: list[Tensor] = []
     for block in frozen.unet.down_blocks:
         layers = block.attentions if hasattr(block, "attentions") else block.resnets
@@ -166,7 +180,9 @@ def slow_features(frozen: Backbone, x: Tensor, time: int) -> Tensor:
         for channel in range(h.shape[1]):
             for i in range(cells):
                 for j in range(cells):
-                    columns.append(h[:, channel, i * step : (i + 1) * step, j * step : (j + 1) * step].mean((1, 2)))
+                    columns.append(
+                        h[:, channel, i * step : (i + 1) * step, j * step : (j + 1) * step].mean((1, 2))
+                    )
     return torch.stack(columns, 1)
 
 
@@ -182,7 +198,8 @@ def test_the_backbone_trunk_sees_what_the_u_net_sees(unet):
 
 
 @pytest.mark.parametrize(
-    ("width", "side", "grid"), [(64, 16, 4), (65, 16, 3), (128, 4, 2), (512, 8, 1), (4096, 8, 1), (16, 2, 2), (16, 1, 1)]
+    ("width", "side", "grid"),
+    [(64, 16, 4), (65, 16, 3), (128, 4, 2), (512, 8, 1), (4096, 8, 1), (16, 2, 2), (16, 1, 1)],
 )
 def test_the_grid_of_a_level_is_bounded(width, side, grid):
     assert pooled_side(width, side) == grid
@@ -294,7 +311,10 @@ def test_a_fit_measures_without_dropout_and_leaves_the_rest_alone():
 def test_too_few_images_are_refused_and_nothing_is_changed():
     encoder = build_encoder(settings("backbone"), backbone(), 0)
     before = {key: tensor.clone() for key, tensor in encoder.state_dict().items()}
-    for few, message in ((images(9), "vary in 8 directions .* 12 dims: give more"), (images(1), "1 images were given")):
+    for few, message in (
+        (images(9), "vary in 8 directions .* 12 dims: give more"),
+        (images(1), "1 images were given"),
+    ):
         with pytest.raises(InputError, match=message):
             encoder.fit_head([few])
     with pytest.raises(InputError, match="0 images were given"):
@@ -306,7 +326,9 @@ def test_too_few_images_are_refused_and_nothing_is_changed():
 
 def test_a_constant_feature_is_left_out():
     rng = torch.Generator().manual_seed(0)
-    rows = torch.randn(200, 4, generator=rng) * torch.tensor([1.0, 10.0, 0.1, 0.0]) + torch.tensor([0.0, 5.0, 3.0, 7.0])
+    rows = torch.randn(200, 4, generator=rng) * torch.tensor([1.0, 10.0, 0.1, 0.0]) + torch.tensor(
+        [0.0, 5.0, 3.0, 7.0]
+    )
     moments = Moments(4)
     for part in rows.split(64):
         moments.add(part)

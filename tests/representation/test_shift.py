@@ -66,7 +66,11 @@ KINDS = {
     "time added": {"resnet_time_scale_shift": "default"},
     "resampling blocks": RESNET_BLOCKS,
     "resampling blocks, time added": {**RESNET_BLOCKS, "resnet_time_scale_shift": "default"},
-    "no attention": {"add_attention": False, "down_block_types": ["DownBlock2D"] * 2, "up_block_types": ["UpBlock2D"] * 2},
+    "no attention": {
+        "add_attention": False,
+        "down_block_types": ["DownBlock2D"] * 2,
+        "up_block_types": ["UpBlock2D"] * 2,
+    },
     "blocks scaled down": {"mid_block_scale_factor": 2.0},
 }
 
@@ -201,12 +205,12 @@ def test_the_backbone_stays_in_inference_mode_whoever_calls_train():
 
 CRASH = """
 import torch
-from diffusers import DDPMScheduler
 from diti.config import BackboneConfig
 from diti.diffusion.backbone import build_backbone
 from diti.representation.shift import ShiftDecoder
 from diti.representation.unet_paths import embed_time, run_down
-frozen = build_backbone(BackboneConfig(size=16, channels=(32, 32), layers=1), 0).to(memory_format=torch.channels_last)
+config = BackboneConfig(size=16, channels=(32, 32), layers=1)
+frozen = build_backbone(config, 0).to(memory_format=torch.channels_last)
 decoder = ShiftDecoder(frozen, 4).to(memory_format=torch.channels_last)
 x, t = torch.randn(4, 3, 16, 16).to(memory_format=torch.channels_last), torch.full((4,), 5)
 h, _ = run_down(frozen.unet, x, embed_time(frozen.unet, t))
@@ -221,7 +225,9 @@ assert decoder.path.mid_block.resnets[0].norm1.weight.grad.abs().max() > 0
 def test_frozen_features_in_channels_last_do_not_crash_the_backward_pass():
     """torch 2.13's group norm does crash on them; a crash would take this process along."""
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run([sys.executable, "-c", CRASH], capture_output=True, text=True, timeout=120, env=environment)
+    result = subprocess.run(
+        [sys.executable, "-c", CRASH], capture_output=True, text=True, timeout=120, env=environment
+    )
     assert result.returncode == 0, f"exit code {result.returncode}\n{result.stderr}"
 
 
@@ -248,7 +254,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
         decoder.load_decoder_state(state | {"extra": torch.zeros(1)}, "a file")
     decoder.save(tmp_path)
     other = backbone(config=replace(SMALL, channels=(16, 48)))
-    with pytest.raises(InputError, match="misshapen: embed_z|misshapen: mid_block"):
+    with pytest.raises(InputError, match=r"misshapen: (embed_z|mid_block)"):
         load_decoder(tmp_path, other)
     (tmp_path / "config.json").write_text('{"kind": "shift"}')
     with pytest.raises(InputError, match="has kind 'shift' and dims"):

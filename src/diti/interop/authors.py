@@ -1,4 +1,4 @@
-"""Files of the authors' code bases, PDAE (ckczzj/PDAE) and DiTi (yue-zhongqi/diti): where they lie, what they hold.
+"""Files of the authors' code bases, PDAE (ckczzj/PDAE) and DiTi (yue-zhongqi/diti), and what they hold.
 
 A pre-trained DDPM is a config.yml (`denoise_fn_config`) and a checkpoint; `convert` makes a backbone of the two.
 """

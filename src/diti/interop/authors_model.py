@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
-from diti.diffusion.files import load_strictly
+from diti.diffusion.files import load_strictly, read_pickle
 from diti.interop.authors import read_authors_checkpoint, read_config
 from diti.interop.authors_unet import (
     Layer,
@@ -61,7 +61,9 @@ def convert_model(src: str | Path) -> tuple[Backbone, Encoder, ShiftDecoder, Mod
     encoder = convert_encoder(states[0])
     decoder = convert_decoder(config, states[1], encoder.size)
     if decoder.dims != encoder.dims:
-        raise InputError(f"{checkpoint_path}: the encoder gives {encoder.dims} dims, the decoder takes {decoder.dims}")
+        raise InputError(
+            f"{checkpoint_path}: the encoder gives {encoder.dims} dims, the decoder takes {decoder.dims}"
+        )
     facts = ModelFacts(
         step=checkpoint.get("step"),
         averaged=averaged,
@@ -111,7 +113,7 @@ def convert_encoder(state: Mapping[str, Tensor]) -> Encoder:
 
 
 def encoder_layers(size: int) -> Iterator[Layer]:
-    """Their encoder is one sequence: convolution, (attention at 16 px,) norm, SiLU; then flattening and a linear."""
+    """Their encoder is one sequence: convolution, attention at 16 px, norm, SiLU, ...; flattening, linear."""
     place, side = 0, size
     for level in range(len(AUTHORS_WIDTHS[size])):
         side //= 2
@@ -191,7 +193,7 @@ def _find_checkpoint(folder: Path) -> Path:
 
 
 def _is_model(path: Path) -> bool:
-    content = read_authors_checkpoint(path)
+    content = read_pickle(path)
     return any({f"{kind}encoder", f"{kind}decoder"} <= content.keys() for kind in ("ema_", ""))
 
 

@@ -122,8 +122,7 @@ class ShiftPath(nn.Module):
         # Where the network learns sigma its own last layer is twice as wide; g has no sigma.
         self.conv_out = nn.Conv2d(unet.conv_out.in_channels, unet.config["in_channels"], 3, padding=1)
         _zero(self.conv_out)
-        for half in (self.mid_block, self.up_blocks):
-            _modulate_residual_blocks(half, width)
+        _modulate_residual_blocks(self, width)
 
     def forward(self, h: Tensor, skips: list[tuple[Tensor, ...]], emb: Tensor, z: Tensor) -> Tensor:
         """Frozen features, (B,E), (B,D) -> output grid (B,C,H,W)."""
