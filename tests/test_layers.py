@@ -26,7 +26,7 @@ TOP = {"cli", "demo", "__main__", ""}  # may import anything
 
 def part_of(module: str) -> str:
     """diti.core.rng → core; diti → the empty word."""
-    return (module.split(".") + [""])[1]
+    return [*module.split("."), ""][1]
 
 
 def imports(path: Path) -> set[str]:

@@ -156,21 +156,22 @@ class Encode:
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Bring a diffusion model from elsewhere: the authors' or PDAE's checkpoint, any diffusers UNet2DModel."""
+    """Bring a diffusion model from elsewhere: the authors' or PDAE's files, any diffusers UNet2DModel."""
 
-    src: Given  # folder with config.yml and checkpoint, a diffusers folder, or a hub id
-    out: Path  # backbone folder to write
-    size: Number = None  # side of the images, px; the authors' files do not say it
+    src: Given  # folder with config.yml and checkpoint, a .pt file, a diffusers folder, or a hub id
+    out: Path  # folder to write: a backbone, or a model where the files hold an encoder
+    size: Number = None  # side of the images, px; the authors' files do not always say it
+    partition: Name = None  # of a trained model without a config of its run: staged, balanced
+    subsets: Number = None  # K of that partition
+    data: Name = None  # training images, for the mean and std of z of a trained model
 
     def run(self) -> None:
-        from diti.interop.authors import convert
+        from diti.interop.convert import convert
 
-        if self.out.exists():
-            raise InputError(f"--out {self.out} exists; choose a new folder")
-        backbone = convert(self.src, self.size)
-        backbone.save(self.out)
-        weights = sum(p.numel() for p in backbone.parameters())
-        print(f"wrote {self.out}: {weights:,} weights, {backbone.size} px, T = {backbone.timesteps}")
+        lines = convert(
+            self.src, self.out, size=self.size, partition=self.partition, subsets=self.subsets, data=self.data
+        )
+        print("\n".join(lines))
         _next(f"diti sample {self.out} -n 16 --out samples.png")
 
 

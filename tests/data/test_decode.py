@@ -85,7 +85,8 @@ def test_exif_rotation_of_large_non_square_photo():
 def test_animation_gives_its_first_frame():
     frames = [Image.new("RGB", (30, 30), c) for c in (RED, (0, 0, 0))]
     for kind in ("GIF", "WEBP"):
-        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **{"lossless": True} if kind == "WEBP" else {})
+        exactly = {"lossless": True} if kind == "WEBP" else {}
+        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **exactly)
         assert np.allclose(colour(decode(data, 16, "centre")), RED, atol=4)
 
 

@@ -27,7 +27,7 @@ def test_rows_labels_and_attributes(dataset):
     assert dataset.labels().shape == (60, len(dataset.attributes))
     assert set(np.unique(dataset.labels(["hat"]))) == {0, 1} and dataset.is_binary("hat")
     assert not dataset.is_binary("background")
-    with pytest.raises(InputError, match="no attribute 'hatt'.*Did you mean 'hat'"):
+    with pytest.raises(InputError, match=r"no attribute 'hatt'.*Did you mean 'hat'"):
         dataset.labels(["hatt"])
     with pytest.raises(InputError, match="split 'dev' is unknown"):
         dataset.rows("dev")
@@ -43,7 +43,7 @@ def test_pixels_flip_only_where_asked_and_never_on_disk(dataset):
 @pytest.mark.parametrize("name", ["images.npy", "table.parquet", "dataset.json"])
 def test_damaged_folders_are_named(dataset, name):
     (dataset.path / name).write_bytes(b"broken")
-    with pytest.raises(InputError, match="damaged|not valid JSON"):
+    with pytest.raises(InputError, match=r"damaged|not valid JSON"):
         open_dataset(dataset.path)
     (dataset.path / name).unlink()
     with pytest.raises(InputError, match=name):
@@ -52,7 +52,10 @@ def test_damaged_folders_are_named(dataset, name):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    size=st.integers(1, 40), seed=st.integers(0, 5), start=st.integers(0, 200), cuts=st.lists(st.integers(1, 30), max_size=5)
+    size=st.integers(1, 40),
+    seed=st.integers(0, 5),
+    start=st.integers(0, 200),
+    cuts=st.lists(st.integers(1, 30), max_size=5),
 )
 def test_a_stream_is_the_same_however_it_is_cut(size, seed, start, cuts):
     """One process or several, from the beginning or from the middle: position p holds the same image."""

@@ -2,9 +2,11 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
+import diti
 from diti.cli import main
 from diti.config import BackboneConfig
 from diti.diffusion.backbone import build_backbone, load_backbone
@@ -35,12 +37,33 @@ def test_a_diffusers_folder_is_taken_over(tmp_path):
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
+def test_a_trained_checkpoint_becomes_a_model(shared, tmp_path, capsys):
+    source = shared / "parity" / "pdae_tiny"
+    expected = torch.load(source / "expected.pt", weights_only=True)
+    k = int(expected["k"])
+    words = ["convert", str(source), "--out", str(tmp_path / "m"), "--partition", "balanced", "--subsets", str(k)]
+    assert main([*words, "--data", "toyfaces:60"]) == 0
+    assert f"64 px, z of 64 dims in {k} subsets" in capsys.readouterr().out
+    model = diti.load(tmp_path / "m")
+    z = model.encode(expected["x0"])
+    assert torch.allclose(z, expected["z"], atol=1e-4)
+    assert torch.allclose(model.partition.mask(z, expected["t"]), expected["z_masked"], atol=1e-4)
+    faces = diti.open_data("toyfaces:60", 64)
+    codes = model.encode(np.asarray(faces.images[faces.rows("train")]))
+    assert torch.allclose(model.mean, codes.mean(0), atol=1e-4) and not torch.equal(model.std, torch.ones(64))
+    assert main(["convert", str(source / "diti_checkpoint.pt"), "--out", str(tmp_path / "p")]) == 0
+    shown = capsys.readouterr().out
+    assert "a pdae model" in shown and "taken as PDAE" in shown and "no --data" in shown
+
+
 def test_bad_sources_are_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for source in ("nowhere", tmp_path / "empty"):
         assert main(["convert", str(source), "--out", str(tmp_path / "b")]) == 2
         shown = capsys.readouterr().err
         assert shown.startswith("diti: ") and shown.count("\n") == 1
+    assert main(["convert", "nowhere", "--out", str(tmp_path / "b"), "--subsets", "4"]) == 2
+    assert "are for trained models" in capsys.readouterr().err
     (tmp_path / "b").mkdir()
     assert main(["convert", "x", "--out", str(tmp_path / "b")]) == 2
     assert "exists; choose a new folder" in capsys.readouterr().err

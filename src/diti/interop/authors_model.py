@@ -192,6 +192,13 @@ def _find_checkpoint(folder: Path) -> Path:
     return found[0]
 
 
+def holds_model(path: Path) -> bool:
+    """Whether a .pt file, or some .pt file of a folder, is a trained model rather than a bare DDPM."""
+    if path.is_file():
+        return path.suffix == ".pt" and _is_model(path)
+    return any(_is_model(file) for file in [*path.glob("*.pt"), *path.glob("checkpoints/*.pt")])
+
+
 def _is_model(path: Path) -> bool:
     content = read_pickle(path)
     return any({f"{kind}encoder", f"{kind}decoder"} <= content.keys() for kind in ("ema_", ""))

@@ -1,0 +1,62 @@
+"""`diti convert`: files from elsewhere → a backbone folder, or a model folder where an encoder is in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from diti.core.errors import InputError
+from diti.data.sources import open_data
+from diti.interop.authors import convert as convert_backbone
+from diti.interop.authors_model import ModelFacts, convert_model, holds_model
+from diti.representation.features import encode_dataset
+from diti.representation.model import DiTi
+from diti.representation.partition import Partition, make_partition
+
+
+def convert(
+    src: str,
+    out: Path,
+    *,
+    size: int | None = None,
+    partition: str | None = None,
+    subsets: int | None = None,
+    data: str | None = None,
+) -> list[str]:
+    """Write the folder and return what to tell the user."""
+    if out.exists():
+        raise InputError(f"--out {out} exists; choose a new folder")
+    if not holds_model(Path(src)):
+        if partition or subsets or data:
+            raise InputError(f"--partition, --subsets and --data are for trained models, and {src} holds none")
+        backbone = convert_backbone(src, size)
+        backbone.save(out)
+        weights = sum(p.numel() for p in backbone.parameters())
+        return [f"wrote {out}: a backbone of {weights:,} weights, {backbone.size} px, T = {backbone.timesteps}"]
+    model, facts, notes = model_from(Path(src), partition, subsets)
+    if data is None:
+        notes.append("no --data: mean 0 and std 1 stand for the statistics of z; manipulation needs the real ones")
+    else:
+        codes = encode_dataset(model, dataset := open_data(data, model.size))[dataset.rows("train")]
+        model.mean, model.std = torch.from_numpy(codes.mean(0)), torch.from_numpy(np.maximum(codes.std(0), 1e-6))
+    model.save(out)
+    step = f" after {facts.step:,} steps" if facts.step else ""
+    cut = f"z of {model.dims} dims in {model.partition.subsets} subsets"
+    return [f"wrote {out}: a {model.method} model{step}, {model.size} px, {cut}", *notes]
+
+
+def model_from(src: Path, partition: str | None, subsets: int | None) -> tuple[DiTi, ModelFacts, list[str]]:
+    """The model of the authors' files, its partition from the run's config or from what the user says."""
+    backbone, encoder, decoder, facts = convert_model(src)
+    notes = [f"left out of the checkpoint: {', '.join(facts.unused)}"] if facts.unused else []
+    if partition or subsets:
+        cut = make_partition(partition or "staged", backbone.timesteps, subsets or 64, encoder.dims)
+    elif facts.partition is not None:
+        cut = facts.partition
+    else:
+        cut = Partition.single(backbone.timesteps, encoder.dims)
+        notes.append("no config of the run was found: taken as PDAE; for DiTi give --partition and --subsets")
+    method = "diti" if cut.subsets > 1 else "pdae"
+    return DiTi(encoder, decoder, cut, torch.zeros(encoder.dims), torch.ones(encoder.dims), method), facts, notes
