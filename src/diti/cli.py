@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Demo:
         from diti.demo import run_demo
 
         run_demo(self.out, self.faces)
-        _next(f"diti pretrain --data {self.out / 'data'} --out runs/backbone")
+        _next("diti train --data toyfaces --backbone toyfaces32 --out runs/model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,9 @@ class Prepare:
             source, self.out, self.size, crop=self.crop, overwrite=self.overwrite, workers=self.workers
         )
         print_summary(dataset, source.notes)
-        _next(f"diti pretrain --data {self.out} --out runs/backbone")
+        known = {32: "celeba32", 64: "celeba64", 128: "ffhq128"}
+        shape = known.get(self.size, f"celeba32 --size {self.size}")
+        _next(f"diti pretrain --data {self.out} --preset {shape} --out runs/backbone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,4 +315,6 @@ def _print_once(text: str, end: str = "\n") -> None:
 
 
 def _next(command: str) -> None:
-    _print_once(f"next: {command}")
+    """What a person would type now, by the name under which this command can be found."""
+    program = "diti" if shutil.which("diti") else sys.argv[0]
+    _print_once(f"next: {command.replace('diti', program, 1)}")

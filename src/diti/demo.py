@@ -17,12 +17,31 @@ SIZE = 64
 
 
 def run_demo(out: Path, faces: int) -> None:
-    """Draw toy faces into a dataset folder, show them, and show single attributes changed."""
+    """Toy faces as a dataset folder, single attributes changed, and what the shipped diffusion model draws."""
     source = find_source(f"toyfaces:{faces}", ReadOptions(size=SIZE))
     dataset = prepare(source, out / "data", SIZE)
     print_summary(dataset)
     for picture in (save_sheet(dataset, out / "toyfaces.png"), save_changes(out / "changes.png")):
         print(f"wrote {picture}")
+    show_backbone(out)
+
+
+def show_backbone(out: Path) -> None:
+    """New faces from noise, and faces that went to noise and back."""
+    from diti.core.images import to_float, to_uint8
+    from diti.diffusion.backbone import load_backbone
+    from diti.diffusion.generate import CALLS, round_trip, save_samples
+
+    backbone = load_backbone("toyfaces32")
+    print(
+        f"wrote {save_samples(backbone, 32, 0, CALLS, out / 'samples.png')}: drawn by the shipped diffusion model"
+    )
+    images = to_float(toyfaces.render(toyfaces.sample(8, seed=1), backbone.size))
+    again = round_trip(backbone, images)
+    error = (again - images).square().mean().item()
+    rows = np.concatenate([to_uint8(images), to_uint8(again)])
+    path = save_picture(grid(rows, 8, row_labels=["face", "to noise and back"]), out / "round_trip.png")
+    print(f"wrote {path}: {CALLS} + {CALLS} network calls, mean squared error {error:.1e} (pixels in -1..1)")
 
 
 def save_changes(path: Path, seed: int = 19741) -> Path:
