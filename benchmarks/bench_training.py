@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from benchmarks.timing import best_seconds
 from diti.config import TrainingConfig, preset, train_preset
 from diti.core.images import to_float
-from diti.core.loop import Objective, Weights, step
+from diti.core.loop import Objective, Weights, one_thread_for_small, step
 from diti.core.rng import Draws
 from diti.data.prepare import prepare
 from diti.data.prepared import Dataset, training_batches
@@ -59,8 +59,10 @@ def bench(name: str, verb: str, folder: str) -> None:
 
     def rest() -> None:
         batches(0, batch)
-        accelerator.clip_grad_norm_(list(weights.params.values()), config.max_grad_norm)
-        optimizer.step()
+        trained = list(weights.params.values())
+        with one_thread_for_small(trained):
+            accelerator.clip_grad_norm_(trained, config.max_grad_norm)
+            optimizer.step()
         weights.update_average(1)
 
     def loop() -> None:

@@ -24,6 +24,7 @@ from diti.core.runs import RunFolder
 from diti.core.state import load_state, save_state
 
 Batches = Callable[[int, int], Tensor]  # (start, count) → images (count, C, H, W) in [-1, 1] at these positions
+SMALL_TENSOR = 50_000  # numbers; with more of them on average a second thread pays
 TIME_BINS = 10  # the log splits the loss by time-step in this many bins
 
 
@@ -205,9 +206,10 @@ def step(
                 report = model(pixels, Draws(config.seed, start, count))
             accelerator.backward(report.total / parts)
         reports.append(report)
-    limit = config.max_grad_norm or math.inf
-    norm = accelerator.clip_grad_norm_(_trained(optimizer), limit)
-    optimizer.step()
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    with one_thread_for_small(trained):
+        norm = accelerator.clip_grad_norm_(trained, config.max_grad_norm or math.inf)
+        optimizer.step()
     return _joined(reports), torch.as_tensor(norm)
 
 
@@ -235,8 +237,19 @@ def dropout_seeded(model: nn.Module, seed: int, position: int) -> Iterator[None]
         yield
 
 
-def _trained(optimizer: Any) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+@contextmanager
+def one_thread_for_small(tensors: list[nn.Parameter]) -> Iterator[None]:
+    """On a CPU, waking a second thread for each of many small tensors takes longer than updating them."""
+    threads = torch.get_num_threads()
+    small = sum(t.numel() for t in tensors) < SMALL_TENSOR * len(tensors)
+    if threads == 1 or not small or tensors[0].device.type != "cpu":
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _joined(reports: list[LossReport]) -> LossReport:
