@@ -316,5 +316,6 @@ def _print_once(text: str, end: str = "\n") -> None:
 
 def _next(command: str) -> None:
     """What a person would type now, by the name under which this command can be found."""
-    program = "diti" if shutil.which("diti") else sys.argv[0]
+    typed = Path(sys.argv[0])  # such as .venv/bin/diti, which need not be on the PATH
+    program = "diti" if shutil.which("diti") else str(typed) if typed.name == "diti" else "python -m diti"
     _print_once(f"next: {command.replace('diti', program, 1)}")
