@@ -254,6 +254,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # full disk, missing permission: the files written so far are whole
+        print(
+            f"diti: {error.filename or 'a file'}: {error.strerror or error}; free space or choose another place",
+            file=sys.stderr,
+        )
+        return 2
     return 0
 
 
