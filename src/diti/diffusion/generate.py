@@ -12,7 +12,7 @@ from diti.core.images import grid, save_picture, to_uint8
 from diti.core.progress import progress_bar
 from diti.core.rng import torch_generator
 from diti.diffusion.backbone import Backbone
-from diti.diffusion.sampler import OnStep, ddim, dpm_solver_2m, timesteps
+from diti.diffusion.sampler import EpsFn, OnStep, ddim, dpm_solver_2m, timesteps
 
 SOLVERS = {"2m": dpm_solver_2m, "ddim": ddim}
 CALLS = 25  # network calls each way; see the round-trip table in docs/results.md
@@ -30,12 +30,21 @@ def samples(
 
 
 def round_trip(
-    backbone: Backbone, images: Tensor, calls: int = CALLS, solver: str = "2m", spacing: str = "mixed"
+    backbone: Backbone,
+    images: Tensor,
+    calls: int = CALLS,
+    solver: str = "2m",
+    spacing: str = "mixed",
+    eps: EpsFn | None = None,
 ) -> Tensor:
-    """Images after inversion to noise and sampling back, `calls` network calls each way."""
-    steps = timesteps(backbone.schedule, calls, spacing)
-    noise = SOLVERS[solver](backbone.eps, images, steps[::-1], backbone.schedule)
-    return SOLVERS[solver](backbone.eps, noise, steps, backbone.schedule, clamp=False)
+    """Images after inversion to noise and sampling back, `calls` network calls each way.
+
+    `eps` is another field over the same noise schedule, such as the guided one of a model.
+    """
+    field, schedule = eps or backbone.eps, backbone.schedule
+    steps = timesteps(schedule, calls, spacing)
+    noise = SOLVERS[solver](field, images, steps[::-1], schedule)
+    return SOLVERS[solver](field, noise, steps, schedule, clamp=False)
 
 
 def save_samples(backbone: Backbone, count: int, seed: int, calls: int, path: Path, columns: int = 8) -> Path:
