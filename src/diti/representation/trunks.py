@@ -149,7 +149,6 @@ class BackboneTrunk(nn.Module):
 def pooled_side(width: int, side: int) -> int:
     """Side of the grid that a level is averaged to: up to 4x4, and up to 1,024 features of a level.
 
-    On small faces 4x4 cells tell attributes much better than 2x2 cells with their spread, or than the middle
-    block (mean AP .545, .524, .524 with early weights); the bound keeps the principal axes of wide U-Nets cheap.
+    4x4 cells keep where on the picture something is; the bound keeps the principal axes of wide U-Nets cheap.
     """
     return max(grid for grid in range(1, min(GRID, side) + 1) if grid == 1 or width * grid**2 <= 1024)
