@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 import yaml
 
+from diti.cli import main
 from diti.config import (
     PRESETS,
     BackboneConfig,
@@ -68,6 +69,28 @@ def test_differences_name_nested_settings():
     now = PretrainConfig(training=TrainingConfig(seed=5, images=9), backbone=BackboneConfig(size=64))
     assert differences(PretrainConfig(), now) == ["backbone.size", "training.images", "training.seed"]
     assert differences(PretrainConfig(), now, frozenset({"images"})) == ["backbone.size", "training.seed"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--images", "0", "images is 0; it must be greater than 0"),
+        ("--log-images", "0", "log_images is 0"),
+        ("--train-batch-size", "-4", "train_batch_size is -4"),
+        ("--learning-rate", "nan", "learning_rate is nan"),
+        ("--max-grad-norm", "-1", "max_grad_norm is -1.0; it must be 0 (off) or more"),
+        ("--ema-decay", "1", "ema_decay is 1.0"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(option, value, words, tmp_path, capsys):
+    out = tmp_path / "run"
+    for verb in (["pretrain"], ["train", "--backbone", "toyfaces32"]):
+        assert main([*verb, "--data", "toyfaces:9", "--out", str(out), option, value]) == 2
+        shown = capsys.readouterr().err
+        assert words in shown and shown.startswith("diti: ") and shown.count("\n") == 1
+    assert not out.exists()
+    (tmp_path / "c.yaml").write_text("training: {images: 0}")
+    assert main(["pretrain", "--data", "toyfaces:9", "--out", str(out), "--config", str(tmp_path / "c.yaml")]) == 2
 
 
 def test_unknown_preset():

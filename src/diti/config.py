@@ -60,6 +60,18 @@ class TrainingConfig:
     validate_images: int = 100_000  # validation loss and a picture every so many images
     checkpoint_images: int = 50_000  # a state to continue from every so many images
 
+    def __post_init__(self) -> None:
+        lengths = ("images", "train_batch_size", "gradient_accumulation_steps")
+        intervals = ("log_images", "validate_images", "checkpoint_images")
+        for name in (*lengths, *intervals, "learning_rate"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+        for name in ("lr_warmup_images", "max_grad_norm"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be 0 (off) or more")
+        if not 0 <= self.ema_decay < 1:
+            raise InputError(f"ema_decay is {self.ema_decay}; it must be at least 0 and below 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
