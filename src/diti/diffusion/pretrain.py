@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
-from diti.config import PretrainConfig
+from diti.config import PretrainConfig, TrainConfig
 from diti.core.images import grid, save_picture, to_uint8
 from diti.core.loop import TIME_BINS, LossReport, Objective, loss_by_time, make_accelerator, train
 from diti.core.rng import Draws
@@ -48,16 +49,10 @@ def denoising_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor)
 
 def pretrain(config: PretrainConfig, out: Path) -> Path:
     """Train, or continue to train, the backbone of `config` in the run folder `out`."""
-    run = RunFolder(out)
     accelerator = make_accelerator(config.training)
     backbone = load_backbone(config.init) if config.init else build_backbone(config.backbone, config.training.seed)
     backbone.train()
-    with accelerator.main_process_first():
-        dataset = open_data(config.data, backbone.size)
-    backbone.require_size(dataset.size)
-    if accelerator.is_main_process:
-        run.begin(config, {"verb": "pretrain", "data_name": dataset.name, "data_hash": dataset.hash}, FREE)
-    accelerator.wait_for_everyone()
+    run, dataset = start_run(config, out, backbone, accelerator, "pretrain")
     objective = Denoising(backbone)
     weights = train(
         objective,
@@ -73,6 +68,20 @@ def pretrain(config: PretrainConfig, out: Path) -> Path:
             save(backbone, run, config)
     accelerator.end_training()
     return out
+
+
+def start_run(
+    config: PretrainConfig | TrainConfig, out: Path, backbone: Backbone, accelerator: Accelerator, verb: str
+) -> tuple[RunFolder, Dataset]:
+    """Open the data, prepared by the first process alone, and the run folder, which must hold this run or none."""
+    with accelerator.main_process_first():
+        dataset = open_data(config.data, backbone.size)
+    backbone.require_size(dataset.size)
+    run = RunFolder(out)
+    if accelerator.is_main_process:
+        run.begin(config, {"verb": verb, "data_name": dataset.name, "data_hash": dataset.hash}, FREE)
+    accelerator.wait_for_everyone()
+    return run, dataset
 
 
 def evaluate(backbone: Backbone, dataset: Dataset, out: Path, images: int) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from diti.core.loop import make_accelerator, train
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, write_json, write_text
 from diti.data.prepared import Dataset, training_batches
-from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.diffusion.pretrain import FREE, denoising_loss
+from diti.diffusion.pretrain import denoising_loss, start_run
 from diti.diffusion.schedule import gather, lambda_eps
 from diti.diffusion.validation import fixed_batches
 from diti.representation.checks import loss_curves, save_loss_figure, save_reconstructions
@@ -34,15 +33,9 @@ CURVE_IMAGES, CURVE_BINS = 2_048, 50  # for the loss by time-step that adaptive 
 
 def train_model(config: TrainConfig, out: Path) -> dict[str, Any]:
     """Train, or continue to train, the model of `config` in the run folder `out`; returns what was measured."""
-    run = RunFolder(out)
     accelerator = make_accelerator(config.training)
     backbone = load_backbone(config.backbone)
-    with accelerator.main_process_first():
-        dataset = open_data(config.data, backbone.size)
-    backbone.require_size(dataset.size)
-    if accelerator.is_main_process:
-        run.begin(config, {"verb": "train", "data_name": dataset.name, "data_hash": dataset.hash}, FREE)
-    accelerator.wait_for_everyone()
+    run, dataset = start_run(config, out, backbone, accelerator, "train")
     objective = build_objective(config, backbone, dataset)
     weights = train(
         objective,
