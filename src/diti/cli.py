@@ -103,9 +103,7 @@ class Pretrain:
     dry_run: bool = False  # print the resolved settings and stop
 
     def run(self) -> None:
-        if not self.settings.data:
-            raise InputError("--data is missing; name a dataset folder, a folder of images, or toyfaces")
-        _print_once(to_yaml(self.settings), end="")
+        _show(self.settings, required=("data",))
         if self.dry_run:
             return
         from diti.diffusion.pretrain import pretrain
@@ -124,10 +122,7 @@ class Train:
     dry_run: bool = False  # print the resolved settings and stop
 
     def run(self) -> None:
-        for name in ("data", "backbone"):
-            if not getattr(self.settings, name):
-                raise InputError(f"--{name} is missing; diti train --help tells what it may be")
-        _print_once(to_yaml(self.settings), end="")
+        _show(self.settings, required=("data", "backbone"))
         if self.dry_run:
             return
         from diti.representation.train import train_model
@@ -297,21 +292,34 @@ def _value_of(option: str, words: list[str]) -> str | None:
 
 
 def _one_line(box: str) -> str:
-    """What tyro complains of, without its frame: the first part, and the option it thinks was meant."""
+    """What tyro complains of, without its frame: the first part, and the options it thinks were meant."""
     lines = [re.sub(r"^[│| ]+|[│| ]+$", "", line) for line in box.splitlines()[1:-1]]
     parts = [part.strip() for part in re.split(r"[─-]{4,}", "\n".join(lines)) if part.strip()]
     if parts[0].startswith("Missing"):
         names = re.findall(r"^(?:--[\w-]+|[A-Z]{2,})", parts[0], re.MULTILINE)
         return f"missing: {', '.join(names)}"
-    meant = [part for part in parts[1:] if part.startswith("Perhaps you meant")]
-    hint = re.search(r"--[\w.-]+", meant[0]) if meant else None
-    return " ".join(parts[0].split()) + (f". Did you mean {hint[0]}?" if hint else "")
+    # One mistake: "Perhaps you meant: --size ..."; several: "Arguments similar to --sise: --size ..." for each.
+    meant = [re.search(r"^ *(--[\w.-]+)", part, re.MULTILINE) for part in parts[1:]]
+    hints = [found[1] for found in meant if found]
+    return " ".join(parts[0].split()) + (f". Did you mean {', '.join(hints)}?" if hints else "")
 
 
 def _print_verbs() -> None:
     print("usage: diti VERB [options]      diti VERB --help tells the options of a verb\n")
     for name, verb in VERBS.items():
         print(f"  {name:<10} {verb.__doc__}")
+
+
+def _show(settings: PretrainConfig | TrainConfig, required: Sequence[str]) -> None:
+    """Print the resolved settings before anything runs; what has no default must have been given."""
+    allowed = {
+        "data": "a dataset folder, a folder of images, or toyfaces",
+        "backbone": "a folder, a hub id, or toyfaces32",
+    }
+    for name in required:
+        if not getattr(settings, name):
+            raise InputError(f"--{name} is missing; name {allowed[name]}")
+    _print_once(to_yaml(settings), end="")
 
 
 def _print_once(text: str, end: str = "\n") -> None:

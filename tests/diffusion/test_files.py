@@ -161,7 +161,7 @@ def test_names_are_looked_up_among_the_shipped(tmp_path, monkeypatch):
     foreign().save_pretrained(tmp_path / "b")
     monkeypatch.setattr(files, "ASSETS", tmp_path)
     assert load_backbone("b").size == 8
-    with pytest.raises(InputError, match=r"no backbone 'bb'.*shipped name \(b\)"):
+    with pytest.raises(InputError, match=r"nothing is called 'bb'.*shipped name \(b\)"):
         load_backbone("bb")
 
 

@@ -373,7 +373,7 @@ def test_a_folder_without_the_files_is_refused(tmp_path):
     (tmp_path / "empty" / "config.yml").write_text(yaml.safe_dump(settings()))
     with pytest.raises(InputError, match=r"no \*\.pt with ema_denoise_fn"):
         convert(tmp_path / "empty")
-    with pytest.raises(InputError, match="no backbone"):
+    with pytest.raises(InputError, match="nothing is called"):
         convert(tmp_path / "nowhere")
 
 

@@ -56,7 +56,7 @@ def locate(source: str | Path) -> Path:
         return _download(source)
     shipped = sorted(path.name for path in ASSETS.glob("*") if path.is_dir())
     raise InputError(
-        f"no backbone {str(source)!r}: give a folder, a hub id (owner/name), or a shipped name "
+        f"nothing is called {str(source)!r}: give a folder, a hub id (owner/name), or a shipped name "
         f"({', '.join(shipped) or 'none in this installation'}).{nearest(str(source), shipped)}"
     )
 
