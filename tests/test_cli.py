@@ -37,7 +37,7 @@ def test_version(capsys):
         (["prepar"], "unknown verb 'prepar'; use demo, prepare"),
         (["prepar"], "Did you mean 'prepare'?"),
         (["prepare", "x", "--out", "y", "--sise", "3"], "Did you mean --size?"),
-        (["prepare", "x", "--out", "y", "--sise", "3", "--crp", "z"], "Did you mean --size, --crop?"),
+        (["prepare", "x", "--out", "y", "--sise", "3", "--crp", "z"], "Did you mean --crop, --size?"),
         (["prepare", "x", "--out", "y", "--size", "big"], "--size"),
         (["prepare"], "missing: SRC, --out"),
         (["pretrain", "--out", "x"], "--data is missing"),

@@ -300,7 +300,7 @@ def _one_line(box: str) -> str:
         return f"missing: {', '.join(names)}"
     # One mistake: "Perhaps you meant: --size ..."; several: "Arguments similar to --sise: --size ..." for each.
     meant = [re.search(r"^ *(--[\w.-]+)", part, re.MULTILINE) for part in parts[1:]]
-    hints = [found[1] for found in meant if found]
+    hints = sorted(found[1] for found in meant if found)  # tyro lists them in no fixed order
     return " ".join(parts[0].split()) + (f". Did you mean {', '.join(hints)}?" if hints else "")
 
 
