@@ -1,30 +1,77 @@
-"""Codes of a whole dataset, computed once, as arrays and as a table."""
+"""Codes of a whole dataset, computed once and kept, as arrays and as a table."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+import torch
+from torch import Tensor
 
 from diti.core.progress import progress_bar
 from diti.core.runs import atomic_path
 from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
-from diti.data.sources import open_data
-from diti.representation.model import BATCH, DiTi
+from diti.data.sources import cache_folder, open_data
+from diti.representation.encoder import Encoder
+from diti.representation.inputs import as_batch
+from diti.representation.model import BATCH, DiTi, inference
 
 
-def encode_dataset(model: DiTi, dataset: Dataset) -> np.ndarray:
-    """z float32 (N, D) of all images, in their order."""
-    codes = np.empty((len(dataset), model.dims), np.float32)
-    with progress_bar("encoding", len(dataset)) as advance:
-        for start in range(0, len(dataset), BATCH):
-            pixels = dataset.images[start : start + BATCH]
-            codes[start : start + len(pixels)] = model.encode(np.asarray(pixels)).numpy()
-            advance(len(pixels))
+def encode_dataset(model: DiTi, dataset: Dataset, *, mirrored: bool = False) -> np.ndarray:
+    """z float32 (N, D) of all images, in their order; of the same encoder and data computed only once."""
+    return encoder_codes(model.encoder, dataset, mirrored=mirrored)
+
+
+def encoder_codes(encoder: Encoder, dataset: Dataset, *, mirrored: bool = False) -> np.ndarray:
+    """The same for an encoder that belongs to no model."""
+    return _kept(encoder, encoder, dataset, "z", mirrored)
+
+
+def trunk_features(encoder: Encoder, dataset: Dataset) -> np.ndarray:
+    """float32 (N, F): what the encoder's trunk sees in each image, before the linear layer to z."""
+    return _kept(encoder, encoder.features, dataset, "features", mirrored=False)
+
+
+def _kept(
+    encoder: Encoder, function: Callable[[Tensor], Tensor], dataset: Dataset, kind: str, mirrored: bool
+) -> np.ndarray:
+    """The array of this encoder and data from the cache, else computed and put there."""
+    key = hashlib.sha256(f"{encoder_hash(encoder)}/{dataset.hash}/{kind}/{mirrored}".encode()).hexdigest()[:24]
+    path = cache_folder() / "features" / f"{key}.npy"
+    if path.is_file():
+        return np.asarray(np.load(path, allow_pickle=False))
+    codes = _over_images(encoder, function, dataset, mirrored)
+    with atomic_path(path) as temporary, temporary.open("wb") as handle:
+        np.save(handle, codes)
     return codes
+
+
+@torch.no_grad()
+def _over_images(
+    encoder: Encoder, function: Callable[[Tensor], Tensor], dataset: Dataset, mirrored: bool
+) -> np.ndarray:
+    device = encoder.head.weight.device
+    parts = []
+    with progress_bar("encoding", len(dataset)) as advance, inference(encoder):
+        for start in range(0, len(dataset), BATCH):
+            pixels = as_batch(np.asarray(dataset.images[start : start + BATCH]), encoder.size).to(device)
+            parts.append(function(pixels.flip(-1) if mirrored else pixels).cpu().numpy())
+            advance(len(pixels))
+    return np.concatenate(parts)
+
+
+def encoder_hash(encoder: Encoder) -> str:
+    """Hex digest of an encoder's shape and every weight."""
+    digest = hashlib.sha256(json.dumps(encoder.description, sort_keys=True).encode())
+    for name, tensor in sorted(encoder.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def write_features(model: DiTi, images: str, out: Path) -> str:
