@@ -1,40 +1,16 @@
-"""A tiny model with all its parts, random but not trivial."""
+"""The tiny model and its backbone, new for each test."""
 
 import pytest
-import torch
+from tiny import tiny_backbone, tiny_model
 
-from diti.config import BackboneConfig, EncoderConfig
-from diti.core.rng import torch_generator
-from diti.diffusion.backbone import build_backbone
-from diti.representation.encoder import build_encoder
 from diti.representation.model import DiTi
-from diti.representation.partition import Partition
-from diti.representation.shift import ShiftDecoder
-
-SHAPE = BackboneConfig(size=16, unshuffle=2, channels=(8, 16), layers=1, head_channels=8)
-DIMS, SUBSETS = 12, 4
-
-
-def perturb(module: torch.nn.Module, std: float = 0.02) -> None:
-    """New networks start at zero output; move every weight a little, so that nothing is equal by accident."""
-    rng = torch_generator(3, "perturb")
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=rng), alpha=std)
 
 
 @pytest.fixture
 def backbone():
-    network = build_backbone(SHAPE, seed=0)
-    perturb(network)
-    return network.eval()
+    return tiny_backbone()
 
 
 @pytest.fixture
 def model(backbone) -> DiTi:
-    encoder = build_encoder(
-        EncoderConfig(encoder="residual", code_dim=DIMS, encoder_channels=(8, 16)), backbone, 0
-    )
-    decoder = ShiftDecoder(backbone, DIMS)
-    perturb(decoder.path)
-    return DiTi(encoder, decoder, Partition.balanced(1000, SUBSETS, DIMS), torch.zeros(DIMS), torch.ones(DIMS))
+    return tiny_model(backbone)

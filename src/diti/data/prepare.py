@@ -66,7 +66,7 @@ def prepare(
         if is_dataset(out) and not overwrite:
             return open_dataset(out)
         out.mkdir(parents=True, exist_ok=True)
-        with _locked(out):
+        with locked(out):
             if overwrite:
                 _clear(out)
             _allocate(out, plan)
@@ -145,15 +145,17 @@ def _check_target(out: Path, plan: dict[str, Any], *, overwrite: bool) -> None:
 
 
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
+def locked(out: Path) -> Iterator[None]:
     """One writer at a time. The lock is the process's own: it ends with it and workers do not inherit it."""
     with (out / LOCK).open("w") as handle:
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(f"another diti prepare is writing to {out}; wait for it to end") from None
-        yield
-        (out / LOCK).unlink()
+            raise InputError(f"another diti command is writing to {out}; wait for it to end") from None
+        try:
+            yield
+        finally:
+            (out / LOCK).unlink()
 
 
 def _clear(out: Path) -> None:
@@ -276,6 +278,11 @@ def _decode_in_workers(
         raise RuntimeError("a decoding process died; the same command continues where it stopped")
 
 
+def folder_hash(folder: Path) -> str:
+    """The hash of a dataset folder: over pixels and table."""
+    return hashlib.sha256((sha256_file(folder / IMAGES) + sha256_file(folder / TABLE)).encode()).hexdigest()
+
+
 def _finish(source: Source, out: Path, plan: dict[str, Any], skipped: Skipped) -> None:
     """Move the pixels in place, write table and description. Every step can be repeated after a kill."""
     kept = np.array([row for row in range(plan["count"]) if row not in skipped])
@@ -293,8 +300,7 @@ def _finish(source: Source, out: Path, plan: dict[str, Any], skipped: Skipped) -
         _copy_readable(out, kept)
     else:
         (out / PIXELS).replace(out / IMAGES)
-    digest = hashlib.sha256((sha256_file(out / IMAGES) + sha256_file(out / TABLE)).encode()).hexdigest()
-    write_json(out / INFO, _description(plan, table, skipped, digest))
+    write_json(out / INFO, _description(plan, table, skipped, folder_hash(out)))
     for name in (PIXELS, DONE):
         (out / name).unlink(missing_ok=True)
 

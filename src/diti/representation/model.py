@@ -101,14 +101,24 @@ class DiTi:
             ).cpu()
 
     @torch.no_grad()
-    def infer_noise(self, images: Images, z: Tensor | None = None, calls: int = CALLS, **field: Any) -> Tensor:
+    def infer_noise(
+        self,
+        images: Images,
+        z: Tensor | None = None,
+        calls: int = CALLS,
+        *,
+        on_step: OnStep | None = None,
+        **field: Any,
+    ) -> Tensor:
         """x_T (N, 3, H, W) from which z gives these images back; z is encoded from them unless given."""
         pixels = as_batch(images, self.size)
         z = self.encode(pixels) if z is None else z
         steps = timesteps(self.backbone.schedule, calls)[::-1]
         with inference(self.decoder):
             eps = self.guided_eps(z, **field)
-            return dpm_solver_2m(eps, pixels.to(self.device), steps, self.backbone.schedule).cpu()
+            return dpm_solver_2m(
+                eps, pixels.to(self.device), steps, self.backbone.schedule, on_step=on_step
+            ).cpu()
 
     def reconstruct(
         self,

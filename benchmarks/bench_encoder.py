@@ -1,0 +1,101 @@
+"""Which features of the frozen backbone know most: mean AP on validation images by time-step, grid and level.
+
+`python -m benchmarks.bench_encoder DATA BACKBONE`: a linear probe on training images, its penalty chosen on some
+of them held out; the test images are not touched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diti.config import EncoderConfig
+from diti.core.images import to_float
+from diti.core.progress import progress_bar
+from diti.core.rng import numpy_generator
+from diti.data.prepared import Dataset
+from diti.data.sources import open_data
+from diti.diffusion.backbone import Backbone, load_backbone
+from diti.probe.linear import probe
+from diti.probe.task import Splits
+from diti.representation.encoder import build_encoder
+from diti.representation.floors import pixels_flat
+from diti.representation.principal import Moments, principal_axes
+from diti.representation.trunks import BackboneTrunk
+
+TIMES = (0, 50, 200)
+TRAIN, HELD_OUT, BATCH = 16_000, 2_000, 256
+DIMS = (512, 128)  # principal components: the probe with all features would be slow and tells no more
+Pooling = Callable[[list[Tensor]], Tensor]
+
+
+def averaged(grid: int, levels: slice = slice(None)) -> Pooling:
+    """Each level averaged over the cells of a grid."""
+    return lambda maps: torch.cat([F.adaptive_avg_pool2d(h, grid).flatten(1) for h in maps[levels]], 1)
+
+
+def with_spread(maps: list[Tensor]) -> Tensor:
+    """2×2 averages and the standard deviation of each channel."""
+    return torch.cat([averaged(2)(maps), *(h.flatten(2).std(2) for h in maps)], 1)
+
+
+POOLINGS: dict[str, Pooling] = {
+    "4×4": averaged(4),
+    "2×2": averaged(2),
+    "2×2 and spread": with_spread,
+    "4×4, last level": averaged(4, slice(-1, None)),
+}
+
+
+def main(data: str, backbone_folder: str) -> None:
+    backbone = load_backbone(backbone_folder).eval()
+    dataset = open_data(data, backbone.size)
+    train = numpy_generator(0, "bench-encoder").permutation(dataset.rows("train"))[: TRAIN + HELD_OUT]
+    rows = np.concatenate([train, dataset.rows("valid")])
+    places = np.arange(len(rows))
+    splits = Splits(places[:TRAIN], places[TRAIN : len(train)], places[len(train) :])
+    print(f"mean AP on {len(splits.test):,} validation images, {len(splits.train):,} training images")
+    print(f"{'features':<34}{'dims':>6}" + "".join(f"{f'PCA to {dims}':>12}" for dims in DIMS))
+    show("pixels", pixels_flat(dataset, rows), dataset, rows, splits)
+    for time in TIMES:
+        for name, features in pooled(backbone, time, dataset, rows).items():
+            show(f"t = {time}, {name}", features, dataset, rows, splits)
+
+
+@torch.no_grad()
+def pooled(backbone: Backbone, time: int, dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Features (N, F) of the rows by way of pooling, the network run once."""
+    trunk = build_encoder(EncoderConfig(encoder_time=time, code_dim=1), backbone, 0).eval().trunk
+    assert isinstance(trunk, BackboneTrunk)
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in POOLINGS}
+    with progress_bar(f"t = {time}", len(rows)) as advance:
+        for start in range(0, len(rows), BATCH):
+            maps = trunk.maps(to_float(dataset.pixels(rows[start : start + BATCH])))
+            for name, pool in POOLINGS.items():
+                parts[name].append(pool(maps).numpy())
+            advance(len(maps[0]))
+    return {name: np.concatenate(part) for name, part in parts.items()}
+
+
+def show(name: str, features: np.ndarray, dataset: Dataset, rows: np.ndarray, splits: Splits) -> None:
+    """One line: AP with the first principal components of the features."""
+    labels, binary = dataset.labels()[rows], [dataset.is_binary(n) for n in dataset.attributes]
+    moments = Moments(features.shape[1])
+    moments.add(torch.from_numpy(features[splits.train]))
+    mean, std, correlation = moments.standardised()
+    _, axes = principal_axes(correlation, max(DIMS))
+    components = ((torch.from_numpy(features) - mean) / std @ axes).float().numpy()
+    line = f"{name:<34}{features.shape[1]:>6}"
+    for dims in DIMS:
+        found = probe(components[:, :dims], labels, dataset.attributes, binary, splits, resamples=1)
+        line += f"{found.mean_ap:12.3f}"
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,1 @@
+"""Counterfactual images: change a part of z, keep the rest, decode (section 5.3)."""

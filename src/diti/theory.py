@@ -1,0 +1,388 @@
+"""When noise takes an attribute away: section 4.1 and appendix C of the paper, in closed form and measured.
+
+Time-steps are code time-steps 0..T-1 (the paper's minus 1). Letters: N pairs of images, G time-steps of a grid,
+T all time-steps, K subsets, D dims of z. A pair (x0, y0 = g_i · x0) differs in one attribute Z_i and nothing else.
+
+Two slips of appendix C: the covariance in its derivation must read Σ = (1 - ᾱ_t) I, and part 2 of its proof must
+say that the *smaller* mean error belongs to the coarser attribute. Eq. 5 itself is right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.config import TrainingConfig
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.core.loop import LossReport, Objective, loss_by_time, make_accelerator, train
+from diti.core.rng import Draws, numpy_generator, torch_generator
+from diti.core.runs import RunFolder
+from diti.data import toyfaces
+from diti.data.attributes import read_table
+from diti.data.decode import decode_file
+from diti.data.toyfaces_source import MOST
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.schedule import Schedule, gather, q_sample
+from diti.representation.model import inference
+from diti.representation.objectives.diti import draw_time, reconstruction_loss
+from diti.representation.partition import Partition
+from diti.representation.shift import ShiftDecoder
+
+Reconstruct = Callable[[Tensor, Tensor], Tensor]  # u_θ: (x_t (B, ...), t (B,)) → x̂0 (B, ...)
+Advance = Callable[[int], None]  # told how many images were just computed
+
+UNSEEN = MOST  # index of the first toy face that no dataset called toyfaces:N can hold
+GRID_POINTS, BATCH = 20, 64  # time-steps of a measured curve; pairs at once
+HARMONICS = 4  # numbers by which a continuous factor enters the decoder
+CHECK_FACES, FACES_AT_ONCE = 1_024, 128
+PAIR_COLUMNS = ("attribute", "first", "second")
+
+
+# ---- The error of telling two images apart ----------------------------------------------------------------
+
+
+def attribute_error(distance: Tensor, abar: Tensor) -> Tensor:
+    """Err(x0, y0, t) = ½ [1 - erf(√ᾱ_t ||y0 - x0|| / (2 √(2 (1 - ᾱ_t))))]. Eq. 5.
+
+    The best that any decision between the two images can do, so a lower bound for a trained model.
+    """
+    return 0.5 * torch.erfc(abar.sqrt() * distance / (2 * (2 * (1 - abar)).sqrt()))
+
+
+def ovl(distance: Tensor, abar: Tensor) -> Tensor:
+    """Overlap of the densities q(x_t | x0) and q(y_t | y0), twice Err. Eq. 5."""
+    return 2 * attribute_error(distance, abar)
+
+
+def pixel_change(x0: Tensor, y0: Tensor) -> Tensor:
+    """(N,) ||x0 - g_i · x0||, the granularity of an attribute, in float64."""
+    return (x0.double() - y0.double()).flatten(1).norm(dim=1)
+
+
+def closed_form_curve(distances: Tensor, schedule: Schedule) -> Tensor:
+    """(T,) the mean over pairs of eq. 5 at every time-step."""
+    return attribute_error(distances.double(), schedule.alpha_bar[:, None]).mean(1)
+
+
+def monte_carlo_error(
+    u_theta: Reconstruct, schedule: Schedule, x0: Tensor, y0: Tensor, t: int, noise: Tensor
+) -> Tensor:
+    """(N,) Err by its definition (section 4.1) for one draw of noise (N, ...): 0, ½ or 1.
+
+    Both images of a pair are noised, reconstructed in one batch, and counted when the reconstruction lies closer
+    to the other image. They share the noise: the two expectations are apart, and one noise rarely fools both, so
+    fewer draws are needed. A tie, which is certain for equal images, counts half, as in eq. 5.
+    """
+    both = torch.cat([x0, y0])
+    steps = torch.full((len(both),), t)
+    x_t = q_sample(both, torch.cat([noise, noise]), gather(schedule.alpha_bar, steps, both))
+    x_hat, y_hat = u_theta(x_t, steps).chunk(2)
+    return (_side_of(y0, x0, x_hat) + _side_of(x0, y0, y_hat)) / 2
+
+
+def _side_of(near: Tensor, far: Tensor, x: Tensor) -> Tensor:
+    """(N,) 1 where x is closer to `near` than to `far`, 0 where not, ½ where equally close.
+
+    The difference of the two squared distances, halved and multiplied out: no large numbers cancel.
+    """
+    across = ((x - (near + far) / 2) * (near - far)).flatten(1).sum(1)
+    return (across.sign() + 1) / 2
+
+
+def monte_carlo_curve(
+    u_theta: Reconstruct,
+    schedule: Schedule,
+    x0: Tensor,
+    y0: Tensor,
+    timesteps: Sequence[int],
+    rng: torch.Generator,
+    draws: int = 1,
+    advance: Advance = lambda images: None,
+) -> Tensor:
+    """(G, N) Err of each pair at each time-step, over `draws` draws of noise; the same noise at all time-steps."""
+    errors = torch.zeros(len(timesteps), len(x0), dtype=torch.float64)
+    for start in range(0, len(x0), BATCH):
+        part = slice(start, start + BATCH)
+        for _ in range(draws):
+            noise = torch.randn(x0[part].shape, generator=rng, dtype=x0.dtype)
+            for row, t in enumerate(timesteps):
+                errors[row, part] += monte_carlo_error(u_theta, schedule, x0[part], y0[part], t, noise) / draws
+                advance(2 * len(noise))
+    return errors
+
+
+def reconstructor(backbone: Backbone) -> Reconstruct:
+    """u_θ of a backbone: one network call, on its device, without gradients and without clamping."""
+    device = next(backbone.parameters()).device
+
+    @torch.no_grad()
+    def u_theta(x_t: Tensor, t: Tensor) -> Tensor:
+        return backbone.x0(x_t.to(device), t.to(device)).cpu()
+
+    return u_theta
+
+
+def time_grid(timesteps: int, points: int = GRID_POINTS) -> list[int]:
+    """Time-steps from 0 to T-1, closer together at first, where the fine attributes are lost."""
+    share = np.linspace(0, 1, points) ** 1.5
+    return sorted({round(float(s) * (timesteps - 1)) for s in share})
+
+
+def lost_at(curve: Sequence[float] | Tensor, timesteps: Sequence[int], tau: float) -> float | None:
+    """t(Z_i): the smallest t from which on the mean Err is at least tau. Definition and theorem of section 4.1.
+
+    Between the time-steps of the curve it is interpolated linearly. None: not lost at the last one, T.
+    """
+    if not 0 < tau < 0.5:
+        raise InputError(f"tau is {tau}; Err runs from 0 to 0.5, so give a number in between, such as 0.1")
+    errors = [float(e) for e in curve]
+    below = [place for place, error in enumerate(errors) if error < tau]
+    if not below:
+        return float(timesteps[0])
+    last = below[-1]
+    if last == len(errors) - 1:
+        return None
+    share = (tau - errors[last]) / (errors[last + 1] - errors[last])
+    return timesteps[last] + share * (timesteps[last + 1] - timesteps[last])
+
+
+# ---- Pairs that differ in one attribute -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Images x0 and g_i · x0 of each attribute, (N, 3, H, W) both, drawn or read when they are asked for."""
+
+    counts: dict[str, int]  # attribute → N
+    load: Callable[[str], tuple[Tensor, Tensor]]
+
+
+def exact_pairs(count: int, size: int, seed: int) -> Pairs:
+    """Toy faces with exactly one factor changed; faces that no dataset of toy faces holds."""
+
+    def load(attribute: str) -> tuple[Tensor, Tensor]:
+        x0, y0 = toyfaces.pairs(attribute, count, size, seed, start=UNSEEN)
+        return to_float(x0), to_float(y0)
+
+    return Pairs(dict.fromkeys(toyfaces.NAMES, count), load)
+
+
+def given_pairs(path: Path, count: int, size: int) -> Pairs:
+    """The first `count` pairs of each attribute from a table: attribute, first, second (paths relative to it)."""
+    table = read_table(path)
+    if missing := [name for name in PAIR_COLUMNS if name not in table.column_names]:
+        raise InputError(f"{path} has no column {', '.join(missing)}; a pair needs {', '.join(PAIR_COLUMNS)}")
+    files: dict[str, list[tuple[Path, Path]]] = {}
+    for row in table.select(PAIR_COLUMNS).to_pylist():
+        if None in row.values() or "" in row.values():
+            raise InputError(f"{path} has a row with an empty place ({row}); fill it or remove the row")
+        of_attribute = files.setdefault(str(row["attribute"]), [])
+        if len(of_attribute) < count:
+            of_attribute.append((path.parent / str(row["first"]), path.parent / str(row["second"])))
+    if not files:
+        raise InputError(f"{path} holds no pairs; give at least one row")
+
+    def load(attribute: str) -> tuple[Tensor, Tensor]:
+        first, second = zip(*files[attribute], strict=True)
+        x0, y0 = (np.stack([decode_file(file, size) for file in side]) for side in (first, second))
+        return to_float(x0), to_float(y0)
+
+    return Pairs({attribute: len(found) for attribute, found in files.items()}, load)
+
+
+# ---- Which subset of z carries an attribute, and in which order attributes are lost ------------------------
+
+
+def movement_shares(z_x: Tensor, z_y: Tensor, std: Tensor, partition: Partition) -> Tensor:
+    """(K,) how far each subset of z moves from x0 to g_i · x0, as shares of 1; all 0 where nothing moves.
+
+    Distance is the mean square over the subset's dims, each in units of its own std (D,) over the data, so that
+    a wide subset counts no more than a narrow one.
+    """
+    moved = ((z_y - z_x).double() / std.double()).square().mean(0)  # (D,)
+    owned = [list(partition.dims_of(subset)) for subset in range(partition.subsets)]
+    distance = torch.stack([moved[dims].mean() if dims else moved.new_zeros(()) for dims in owned])
+    return distance / distance.sum() if distance.sum() > 0 else distance
+
+
+def subset_position(subset: int, partition: Partition) -> float:
+    """Mean time-step of a subset's segment."""
+    start, stop = partition.time_range(subset)
+    return (start + stop - 1) / 2
+
+
+def mean_position(shares: Tensor, partition: Partition) -> float:
+    """Mean time-step of a movement over the subsets."""
+    return sum(float(s) * subset_position(k, partition) for k, s in enumerate(shares))
+
+
+def spearman(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float:
+    """Rank correlation, ties with their mean rank; places with a nan do not count, a constant gives nan."""
+    known = np.isfinite(a) & np.isfinite(b)
+    if not known.any():
+        return math.nan
+    first, second = (_ranks(np.asarray(x, float)[known]) for x in (a, b))
+    first, second = first - first.mean(), second - second.mean()
+    scale = math.sqrt(float(first @ first) * float(second @ second))
+    return float(first @ second) / scale if scale else math.nan
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def rank_agreement(columns: Mapping[str, Sequence[float]], seed: int, draws: int = 1_000) -> list[dict[str, Any]]:
+    """Spearman correlation of every two columns (a number per attribute) with a 95 % interval.
+
+    The interval comes from a bootstrap over attributes, the same attributes drawn for all columns.
+    """
+    count = len(next(iter(columns.values())))
+    chosen = numpy_generator(seed, "bootstrap-attributes").integers(count, size=(draws, count))
+    found = []
+    for first, second in itertools.combinations(columns, 2):
+        a, b = np.asarray(columns[first], float), np.asarray(columns[second], float)
+        resampled = np.array([spearman(a[rows], b[rows]) for rows in chosen])
+        resampled = resampled[np.isfinite(resampled)]
+        low, high = np.quantile(resampled, [0.025, 0.975]).tolist() if len(resampled) else (math.nan, math.nan)
+        numbers = {"rho": spearman(a, b), "low": low, "high": high}
+        found.append({"first": first, "second": second, **{k: _or_none(v) for k, v in numbers.items()}})
+    return found
+
+
+def _or_none(value: float) -> float | None:
+    """JSON has no nan."""
+    return value if math.isfinite(value) else None
+
+
+def dominates(a: Tensor, b: Tensor) -> bool:
+    """Whether distances a are first-order stochastic dominant over b: P(a > x) >= P(b > x) at every x, once >."""
+    x = torch.cat([a, b])
+    above_a, above_b = ((values[None] > x[:, None]).double().mean(1) for values in (a, b))
+    return bool((above_a >= above_b).all() and (above_a > above_b).any())
+
+
+def dominance_kept(distances: Mapping[str, Tensor], lost: Mapping[str, float]) -> dict[str, int]:
+    """Part 2 of the theorem: of all attributes (i, j) with i dominant over j, how many have t(Z_i) > t(Z_j)."""
+    ordered = [(i, j) for i, j in itertools.permutations(distances, 2) if dominates(distances[i], distances[j])]
+    return {"dominant": len(ordered), "lost_later": sum(lost[i] > lost[j] for i, j in ordered)}
+
+
+# ---- A disentangled representation removes the loss: end of appendix C -------------------------------------
+
+
+def factor_codes(factors: toyfaces.Factors, order: Sequence[str]) -> Tensor:
+    """(N, D) the true factors of toy faces as z: ±1 for a binary one, √2 cos(π k u), k = 1..4, for the others.
+
+    Every number has mean 0 and variance 1. The cosines spare the decoder to learn what a colour wheel is.
+    """
+    columns: list[np.ndarray] = []
+    for attribute in map(toyfaces.find, order):
+        u = (factors[attribute.name].astype(np.float64) - attribute.low) / (attribute.high - attribute.low)
+        columns += [2 * u - 1] if attribute.binary else _waves(u)
+    return torch.from_numpy(np.stack(columns, axis=1)).float()
+
+
+def _waves(u: np.ndarray) -> list[np.ndarray]:
+    return [math.sqrt(2) * np.cos(math.pi * k * u) for k in range(1, HARMONICS + 1)]
+
+
+def factor_partition(order: Sequence[str], entries: Sequence[float], timesteps: int) -> Partition:
+    """Factor order[i] enters at time-step entries[i] (rising): one subset per time-step, most of them empty."""
+    widths = [1 if toyfaces.find(name).binary else HARMONICS for name in order]
+    ends = [sum(w for w, entry in zip(widths, entries, strict=True) if entry <= t) for t in range(timesteps)]
+    ends[-1] = sum(widths)
+    return Partition.custom(timesteps, timesteps, sum(widths), ends=ends)
+
+
+class FactorReconstruction(Objective):
+    """Eq. 6 with the true factors in the place of f(x0): only g is trained."""
+
+    def __init__(self, decoder: ShiftDecoder, partition: Partition, order: Sequence[str], seed: int) -> None:
+        super().__init__()
+        self.decoder, self.partition, self.order, self.seed = decoder, partition, order, seed
+
+    def faces(self, start: int, count: int) -> Tensor:
+        """Pictures of the faces at these positions: face i depends on (seed, i) only, and so do its factors."""
+        return to_float(toyfaces.render(toyfaces.sample(count, self.seed, start), self.decoder.backbone.size))
+
+    def losses(self, images: Tensor, t: Tensor, noise: Tensor, start: int) -> Tensor:
+        """(B,) eq. 6 of the faces start .. start + B - 1."""
+        z = factor_codes(toyfaces.sample(len(images), self.seed, start), self.order).to(images.device)
+        return reconstruction_loss(self.decoder, images, t, noise, self.partition.mask(z, t))
+
+    def forward(self, images: Tensor, draws: Draws) -> LossReport:
+        t = draw_time(draws, self.partition.timesteps, None)[0].to(images.device)
+        noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
+        loss = self.losses(images, t, noise, draws.start)
+        return LossReport(total=loss.mean(), per_image=loss, time_share=t.float() / self.partition.timesteps)
+
+    @torch.no_grad()
+    def check(self, faces: int = CHECK_FACES) -> dict[str, Any]:
+        """Mean loss on faces that were not trained on, whole and by time; all time-steps alike."""
+        device = next(self.decoder.parameters()).device
+        rng = torch_generator(self.seed, "sufficiency-check")
+        t = (torch.arange(faces) * self.partition.timesteps // faces)[torch.randperm(faces, generator=rng)]
+        found = []
+        with inference(self):
+            for start in range(0, faces, FACES_AT_ONCE):
+                steps = t[start : start + FACES_AT_ONCE].to(device)
+                images = self.faces(UNSEEN + start, len(steps))
+                noise = torch.randn(images.shape, generator=rng).to(device)
+                found.append(self.losses(images.to(device), steps, noise, UNSEEN + start).cpu())
+        losses = torch.cat(found).double()
+        shares = t / self.partition.timesteps
+        return {"loss": losses.mean().item(), "loss_by_time": loss_by_time(losses, shares)}
+
+
+def sufficiency(
+    backbone: Backbone, lost: Mapping[str, float], images: int, seed: int, faces: int = CHECK_FACES
+) -> dict[str, Any]:
+    """Does the true, ordered, disentangled z remove the loss of eq. 6? End of appendix C, on toy faces.
+
+    Each factor enters at its t(Z_i) (`lost`); against it the same factors in reversed order: the one lost last
+    enters when the first is lost. Same budget (`images` seen), same faces, noise and first weights.
+    """
+    order = sorted(lost, key=lambda name: lost[name])
+    entries = [lost[name] for name in order]
+    record: dict[str, Any] = {"images": images, "order": order, "entries": entries}
+    for name, arrangement in (("ordered", order), ("reversed", order[::-1])):
+        partition = factor_partition(arrangement, entries, backbone.timesteps)
+        decoder = ShiftDecoder(backbone, partition.dims, "copy", seed)
+        objective = FactorReconstruction(decoder, partition, arrangement, seed)
+        frozen = objective.check(faces)  # g is 0 before training
+        record.setdefault("frozen", frozen)
+        record[name] = _trained(objective, images, seed, f"factors {name}", faces)
+        record[name]["removed"] = 1 - record[name]["loss"] / frozen["loss"]
+    return record
+
+
+def _trained(objective: FactorReconstruction, images: int, seed: int, label: str, faces: int) -> dict[str, Any]:
+    """Train g for `images` images and check it with its averaged weights."""
+    config = TrainingConfig(
+        images=images, train_batch_size=32, learning_rate=1e-3, lr_schedule="cosine",
+        lr_warmup_images=images // 10, ema_decay=0.999, flip=False, seed=seed,
+        validate_images=images, checkpoint_images=images,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        weights = train(
+            objective,
+            objective.faces,
+            config,
+            RunFolder(Path(folder)),
+            label=label,
+            evaluate=lambda seen: {},
+            accelerator=make_accelerator(config),
+        )
+    with weights.averaged():
+        return objective.check(faces)

@@ -1,0 +1,351 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from diti.core.errors import InputError
+from diti.core.rng import numpy_generator, torch_generator
+from diti.probe import fit
+from diti.probe.few_shot import draw_labels
+from diti.probe.linear import Splits, few_shot, probe
+from diti.probe.task import group_folds, label_folds
+
+
+def three_splits(n):
+    return Splits(np.arange(n // 2), np.arange(n // 2, 3 * n // 4), np.arange(3 * n // 4, n))
+
+
+def planted(n=1600, dims=12, seed=0):
+    """Codes of odd means and scales; binary attributes of dim 0, of nothing, of dim 1 (rare); a value of dim 2."""
+    rng = numpy_generator(seed, "planted")
+    z = rng.normal(size=(n, dims))
+    binary = np.stack(
+        [z[:, 0] + 0.3 * rng.normal(size=n) > 0, rng.random(n) < 0.4, z[:, 1] + rng.normal(size=n) > 2.2], axis=1
+    )
+    value = 3 + 2 * z[:, 2] + rng.normal(size=n)
+    labels = np.column_stack([binary, value])
+    features = z * np.linspace(0.1, 30, dims) + np.linspace(-50, 50, dims)
+    return features, labels, ["first", "noise", "rare", "value"], np.array([True, True, True, False])
+
+
+def standardised(features):
+    return (features - features.mean(0)) / features.std(0)
+
+
+# ---- fits ----
+
+
+def test_logistic_path_equals_scikit_learn_also_with_missing_labels():
+    rng = numpy_generator(0, "logistic")
+    x = standardised(rng.normal(size=(600, 10)) @ rng.normal(size=(10, 10)))
+    y = (x @ rng.normal(size=(10, 4)) + rng.logistic(size=(600, 4)) > [0, 1, 3, 0]).astype(float)
+    y[::4, 3] = np.nan
+    grid = np.array([1.0, 1e-2, 1e-4])
+    path = fit.fit_logistic(torch.from_numpy(x).float(), y, grid)
+    assert path.gradient.max() < fit.TOLERANCE
+    for i, l2 in enumerate(grid):
+        for a in range(4):
+            seen = np.isfinite(y[:, a])
+            oracle = LogisticRegression(C=1 / (seen.sum() * l2), tol=1e-10, max_iter=10_000)
+            oracle.fit(x[seen], y[seen, a])
+            np.testing.assert_allclose(path.weights[i, :, a], oracle.coef_[0], atol=1e-3)
+            assert path.bias[i, a] == pytest.approx(oracle.intercept_[0], abs=1e-3)
+
+
+def test_logistic_converges_on_separable_data_with_more_dims_than_images():
+    rng = numpy_generator(0, "separable")
+    x = rng.normal(size=(30, 50))
+    y = (x[:, :2] > 0).astype(float)
+    path = fit.fit_logistic(torch.from_numpy(x).float(), y, np.array([1.0, 1e-3]))
+    assert path.gradient.max() < fit.TOLERANCE
+    oracle = LogisticRegression(C=1 / (30 * 1e-3), tol=1e-10, max_iter=10_000).fit(x, y[:, 0])
+    np.testing.assert_allclose(path.weights[1, :, 0], oracle.coef_[0], atol=1e-3)
+
+
+def test_ridge_equals_the_normal_equations_also_with_missing_labels():
+    rng = numpy_generator(0, "ridge")
+    x, y = rng.normal(size=(80, 6)) + 1, rng.normal(size=(80, 3)) + 5
+    y[:30, 2] = np.nan
+    path = fit.fit_ridge(torch.from_numpy(x).float(), y, np.array([10.0, 1e-3]))
+    for i, l2 in enumerate(path.l2):
+        for a in range(3):
+            seen = np.isfinite(y[:, a])
+            design, n = np.column_stack([x[seen], np.ones(seen.sum())]), seen.sum()
+            penalty = n * l2 * np.diag([1.0] * 6 + [0.0])
+            expected = np.linalg.solve(design.T @ design + penalty, design.T @ y[seen, a])
+            np.testing.assert_allclose([*path.weights[i, :, a], path.bias[i, a]], expected, atol=1e-5)
+
+
+def test_standardisation_is_safe_for_constant_dims_and_large_means():
+    features = np.column_stack([np.full(50, 0.1), 1e4 + np.arange(50.0)]).astype(np.float32)
+    x = fit.Standard.of(features, np.arange(50)).apply(features, np.arange(50)).numpy()
+    np.testing.assert_allclose(x[:, 0], 0, atol=1e-6)
+    np.testing.assert_allclose([x[:, 1].mean(), x[:, 1].std()], [0, 1], atol=1e-5)
+
+
+def test_chosen_penalty_is_the_best_on_valid():
+    rng = numpy_generator(0, "choice")
+    x, xv = (torch.from_numpy(rng.normal(size=(n, 40))).float() for n in (60, 500))
+    y, yv = ((v[:, :1].numpy() + rng.normal(size=(len(v), 1)) > 0).astype(float) for v in (x, xv))
+    grid = 10.0 ** np.arange(1, -5, -1)
+    chosen = fit.fit_chosen_on(x, y, True, (xv, yv), grid)
+    path = fit.fit_path(x, y, True, grid)
+    found = [fit.quality(path.at(i).predict(xv), yv, True)[0] for i in range(len(grid))]
+    assert chosen.l2[0] == grid[np.argmax(found)]
+    assert max(found) > min(found)
+
+
+# ---- probe ----
+
+
+def test_planted_dims_are_found_and_noise_stays_at_chance():
+    features, labels, names, binary = planted()
+    result = probe(features, labels, names, binary, three_splits(1600), resamples=200)
+    rows = {row.name: row for row in result.rows}
+    assert rows["first"].ap > 0.95
+    assert rows["first"].auroc > 0.95
+    assert rows["noise"].ap_interval[0] < rows["noise"].chance < rows["noise"].ap_interval[1]
+    assert rows["rare"].ap > 3 * rows["rare"].chance
+    assert rows["value"].r == pytest.approx(2 / np.sqrt(5), abs=0.03)  # signal 2, noise 1
+    assert rows["value"].mse == pytest.approx(1, abs=0.15)  # raw units: the noise that was planted
+    assert np.abs(result.weights).argmax(1)[[0, 2, 3]].tolist() == [0, 1, 2]
+    assert result.weights.shape == (4, 12)
+    assert rows["first"].positives == labels[1200:, 0].sum()
+    assert result.mean_ap == pytest.approx(np.mean([rows[n].ap for n in ("first", "noise", "rare")]))
+    assert result.mean_ap_interval[0] < result.mean_ap < result.mean_ap_interval[1]
+    assert (result.mean_r, result.mean_mse) == (rows["value"].r, rows["value"].mse)
+    assert all(row.gradient < fit.TOLERANCE for row in result.rows)
+
+
+def test_weights_reproduce_the_scores():
+    features, labels, names, binary = planted()
+    splits = three_splits(1600)
+    for protocol in ("converged", "paper"):
+        result = probe(features, labels, names, binary, splits, resamples=2, protocol=protocol)
+        x = (features[splits.test] - result.mean) / result.std
+        predicted = x @ result.weights.T + result.bias
+        assert result.rows[3].mse == pytest.approx(
+            ((predicted[:, 3] - labels[splits.test, 3]) ** 2).mean(), rel=1e-4
+        )
+
+
+def test_record_is_json_and_results_are_deterministic():
+    features, labels, names, binary = planted(n=400)
+    for protocol in ("converged", "paper"):
+        first, second, other = (
+            probe(features, labels, names, binary, three_splits(400), seed=seed, resamples=20, protocol=protocol)
+            for seed in (0, 0, 1)
+        )
+        assert json.dumps(first.record(), allow_nan=False) == json.dumps(second.record(), allow_nan=False)
+        np.testing.assert_array_equal(first.weights, second.weights)
+        assert first.record() != other.record()
+        assert first.protocol.startswith(protocol)
+
+
+def test_attributes_without_both_classes_are_reported_and_left_out():
+    features, labels, names, binary = planted(n=400)
+    labels[:200, 1] = 0
+    labels[200:300, 3] = 7
+    result = probe(features, labels, names, binary, three_splits(400), resamples=2)
+    assert [(item.name, item.reason) for item in result.left_out] == [
+        ("noise", "no positive in train"),
+        ("value", "constant in valid"),
+    ]
+    assert [row.name for row in result.rows] == ["first", "rare"]
+    assert result.mean_r is None
+    assert result.record()["left_out"][0] == {"name": "noise", "reason": "no positive in train"}
+
+
+def test_missing_labels_equal_a_probe_without_these_rows():
+    features, labels, names, binary = planted(n=800)
+    splits = three_splits(800)
+    holes = labels.copy()
+    holes[::5, 3] = np.nan
+    keep = np.flatnonzero(np.arange(800) % 5)
+    inside = Splits(*(np.flatnonzero(np.isin(keep, rows)) for rows in dataclasses.astuple(splits)))
+    got = probe(features, holes, names, binary, splits, resamples=2).rows[3]
+    expected = probe(features[keep], labels[keep][:, 3:], names[3:], binary[3:], inside, resamples=2).rows[0]
+    assert got.r == pytest.approx(expected.r, abs=2e-3)  # standardised with all rows: the penalty differs a little
+    assert got.mse == pytest.approx(expected.mse, rel=1e-2)
+
+
+def test_without_validation_images_the_penalty_comes_from_cross_validation():
+    features, labels, names, binary = planted()
+    rows = np.arange(1600)
+    result = probe(features, labels, names, binary, Splits(rows[:1200], rows[:0], rows[1200:]), resamples=2)
+    assert "cross-validation inside the training images" in result.protocol
+    assert result.rows[0].ap > 0.95
+    assert result.rows[1].l2 > result.rows[0].l2  # noise wants shrinking
+
+
+# ---- k-fold ----
+
+
+def test_folds_keep_persons_whole_and_even():
+    groups = numpy_generator(0, "groups").integers(0, 40, 500)
+    folds = group_folds(groups, 5, numpy_generator(0, "folds"))
+    assert all(len(np.unique(folds[groups == g])) == 1 for g in np.unique(groups))
+    assert np.bincount(folds).min() > 80
+
+
+def test_label_folds_deal_each_class_out():
+    labels = np.zeros((50, 2))
+    labels[:5, 0], labels[25:, 1] = 1, 1
+    folds = label_folds(labels, True, 5, numpy_generator(0, "folds"))
+    assert sorted(folds[:5, 0]) == [0, 1, 2, 3, 4]
+    assert (np.bincount(folds[25:, 1]) == 5).all()
+
+
+def test_k_fold_over_persons_does_not_learn_persons():
+    """Codes name the person and labels belong to persons: known persons are read at once, new ones not at all."""
+    rng = numpy_generator(0, "persons")
+    groups = np.repeat(np.arange(60), 5)
+    codes = rng.normal(size=(60, 40))[groups] + 0.01 * rng.normal(size=(300, 40))
+    labels = rng.normal(size=60)[groups][:, None]
+    rows = np.arange(300)
+    everyone = Splits(rows, rows[:0], rows[:0])
+    result = probe(codes, labels, ["score"], [False], everyone, groups=groups, resamples=100)
+    mixed = probe(codes, labels, ["score"], [False], Splits(rows[::2], rows[:0], rows[1::2]), resamples=2)
+    assert mixed.rows[0].r > 0.6
+    assert abs(result.rows[0].r) < 0.35
+    assert "each of 5 folds of whole groups" in result.protocol
+    assert "resamples of the groups" in result.protocol
+
+
+def test_k_fold_scores_planted_values_and_binary_attributes():
+    features, labels, names, binary = planted(n=600)
+    labels, names, binary = labels[:, [0, 3]], ["first", "value"], binary[[0, 3]]
+    rows = np.arange(600)
+    groups = rows // 3
+    result = probe(features, labels, names, binary, Splits(rows, rows[:0], rows[:0]), groups=groups, resamples=50)
+    found = {row.name: row for row in result.rows}
+    assert found["value"].r == pytest.approx(2 / np.sqrt(5), abs=0.04)
+    assert found["first"].ap > 0.93
+    assert found["first"].positives == labels[:, 0].sum()
+    assert result.weights.shape == (2, 12)
+
+
+# ---- the authors' protocol ----
+
+
+def test_layer_equals_a_hand_written_adam():
+    """Oracle: BCE gradient and Adam's formulas in numpy, the same start, order and flips."""
+    rng = numpy_generator(0, "layer")
+    x, turned = rng.normal(size=(2, 200, 3))
+    y = (x[:, :2] > 0).astype(float)
+    none = (torch.zeros(0, 3), y[:0])
+    got = fit.fit_layer(torch.from_numpy(x).float(), y, True, none, torch.from_numpy(turned).float(), seed=5)
+    draw = torch_generator(5, "probe layer")
+    bound = 3**-0.5
+    theta = torch.cat([torch.empty(n, 2).uniform_(-bound, bound, generator=draw) for n in (3, 1)]).double().numpy()
+    first, second, step = np.zeros_like(theta), np.zeros_like(theta), 0
+    for epoch in range(15):
+        draws = numpy_generator(5, "probe epoch", epoch)
+        order, flips = draws.permutation(200), draws.random(200) < 0.5
+        for rows in (order[:128], order[128:]):
+            codes = np.column_stack([np.where(flips[rows, None], turned[rows], x[rows]), np.ones(len(rows))])
+            gradient = codes.T @ (1 / (1 + np.exp(-codes @ theta)) - y[rows]) / (2 * len(rows))
+            step += 1
+            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+            theta = theta - 1e-3 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+    np.testing.assert_allclose(got.weights, theta[:-1], atol=1e-5)
+    np.testing.assert_allclose(got.bias, theta[-1], atol=1e-5)
+
+
+def test_paper_protocol_comes_near_the_converged_fit_and_says_what_it_did():
+    rng = numpy_generator(0, "paper")
+    z = rng.normal(size=(10_000, 8))
+    labels = (z[:, :2] + 0.5 * rng.normal(size=(10_000, 2)) > 0).astype(float)
+    splits = three_splits(10_000)
+    result = probe(z, labels, ["a", "b"], [True, True], splits, protocol="paper", resamples=5)
+    converged = probe(z, labels, ["a", "b"], [True, True], splits, resamples=5)
+    assert converged.mean_ap - 0.05 < result.mean_ap < converged.mean_ap + 0.005
+    assert "batch 128" in result.protocol and "no flips" in result.protocol
+    assert result.rows[0].l2 is None
+
+
+def test_mirrored_codes_reach_the_layer():
+    """Mirrored codes equal to the codes change nothing, others do."""
+    rng = numpy_generator(0, "mirrored")
+    z = rng.normal(size=(400, 4)).astype(np.float32)
+    labels = (z[:, :1] > 0).astype(float)
+    plain, same, other = (
+        probe(z, labels, ["a"], [True], three_splits(400), protocol="paper", mirrored=m, resamples=2)
+        for m in (None, z[:200], -z[:200])
+    )
+    np.testing.assert_array_equal(plain.weights, same.weights)
+    assert np.abs(plain.weights - other.weights).max() > 0.01
+    assert "random flips" in other.protocol
+
+
+# ---- few labels ----
+
+
+def test_few_shot_improves_with_labels():
+    features, labels, names, binary = planted(n=2000, dims=30)
+    result = few_shot(features, labels, names, binary, three_splits(2000), (10, 100, 1000), seed=0, repeats=2)
+    ap, r = result.mean_ap[:, 0], result.mean_r[:, 0]
+    assert ap[0] < ap[1] < ap[2] and r[0] < r[1] < r[2]
+    assert result.value[2, 0] > 0.95
+    assert result.scores == ("ap", "ap", "ap", "r")
+
+
+def test_few_shot_is_deterministic_and_json():
+    features, labels, names, binary = planted(n=400)
+    first, again, other = (
+        few_shot(features, labels[:, :1], names[:1], binary[:1], three_splits(400), (10,), seed=seed, repeats=2)
+        for seed in (0, 0, 1)
+    )
+    assert json.dumps(first.record(), allow_nan=False) == json.dumps(again.record(), allow_nan=False)
+    assert first.spread[0, 0] == pytest.approx(first.mean_ap[0, 1])
+    assert first.spread[0, 0] > 0
+    assert (first.value != other.value).all()
+
+
+def test_draws_show_both_classes_and_the_asked_number_of_labels():
+    y = np.zeros((1000, 3))
+    y[:5, 0], y[:995, 1], y[::2, 2] = 1, 1, 1
+    for repeat in range(10):
+        rows, few = draw_labels(y, np.arange(1000), 10, True, numpy_generator(0, "draw", repeat))
+        assert (np.isfinite(few).sum(0) == 10).all()
+        assert (np.nanmax(few, 0) == 1).all() and (np.nanmin(few, 0) == 0).all()
+        seen = np.isfinite(few)
+        np.testing.assert_array_equal(few[seen], y[rows][seen])
+
+
+# ---- bad input ----
+
+
+def test_bad_input_is_one_line():
+    features, labels, names, binary = planted(n=400)
+    splits = three_splits(400)
+    none = splits.train[:0]
+
+    def refused(line, *, f=features, y=labels, n=names, b=binary, s=splits, **options):
+        with pytest.raises(InputError, match=line) as caught:
+            probe(f, y, n, b, s, **options)
+        assert "\n" not in str(caught.value)
+
+    broken = features.copy()
+    broken[3, 1] = np.nan
+    broken[4, 1] = np.inf
+    refused(r"NaN or infinite in 2 of 400 rows and 1 of 12 dims", f=broken)
+    refused(r"shape \(4800,\)", f=features.ravel())
+    refused(r"labels \(400, 3\) .* do not fit", y=labels[:, :3])
+    refused(r"'value' must be 0, 1, or NaN", b=[True] * 4)
+    refused(r"'value' must be finite numbers", y=np.where(labels == labels[0, 3], np.inf, labels))
+    refused(r"train split has no image", s=Splits(none, splits.valid, splits.test))
+    refused(r"rows 0 to 399; the features have rows 0 to 398", f=features[:-1], y=labels[:-1])
+    refused(r"splits share images", s=Splits(splits.train, splits.train, splits.test))
+    refused(r"Did you mean 'paper'", protocol="papr")
+    refused(r"there is no test image", s=Splits(splits.train, splits.valid, none))
+    refused(r"groups has shape \(3,\)", groups=np.arange(3))
+    refused(r"one group", s=Splits(splits.train, none, none), groups=np.zeros(400))
+    refused(r"protocol 'paper' with a test split only", mirrored=features[:200])
+    refused(r"mirrored has shape", mirrored=features[:10], protocol="paper")
+    refused(r"no attribute can be probed \(first: no negative in train", y=np.ones((400, 4)))
+    with pytest.raises(InputError, match=r"counts \(10, 1000\) .* from 4 to 200"):
+        few_shot(features, labels, names, binary, splits, counts=(10, 1000))

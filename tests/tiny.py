@@ -1,0 +1,38 @@
+"""A tiny model with all its parts, random but not trivial, for the tests of everything that uses a model."""
+
+import torch
+
+from diti.config import BackboneConfig, EncoderConfig
+from diti.core.rng import torch_generator
+from diti.diffusion.backbone import Backbone, build_backbone
+from diti.representation.encoder import build_encoder
+from diti.representation.model import DiTi
+from diti.representation.partition import Partition
+from diti.representation.shift import ShiftDecoder
+
+SHAPE = BackboneConfig(size=16, unshuffle=2, channels=(8, 16), layers=1, head_channels=8)
+DIMS, SUBSETS = 12, 4
+
+
+def perturb(module: torch.nn.Module, std: float = 0.02) -> None:
+    """New networks start at zero output; move every weight a little, so that nothing is equal by accident."""
+    rng = torch_generator(3, "perturb")
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=rng), alpha=std)
+
+
+def tiny_backbone() -> Backbone:
+    network = build_backbone(SHAPE, seed=0)
+    perturb(network)
+    return network.eval()
+
+
+def tiny_model(backbone: Backbone | None = None, subsets: int = SUBSETS) -> DiTi:
+    backbone = backbone or tiny_backbone()
+    config = EncoderConfig(encoder="residual", code_dim=DIMS, encoder_channels=(8, 16))
+    encoder = build_encoder(config, backbone, 0)
+    perturb(encoder)
+    decoder = ShiftDecoder(backbone, DIMS)
+    perturb(decoder.path)
+    return DiTi(encoder, decoder, Partition.balanced(1000, subsets, DIMS), torch.zeros(DIMS), torch.ones(DIMS))
