@@ -106,6 +106,19 @@ def test_eps_is_the_backbone_s(prediction, sigma, unshuffle):
     assert decoder.path.conv_out.out_channels == channels
 
 
+@pytest.mark.parametrize("start", ["copy", "random"])
+def test_only_the_last_convolution_hides_z_at_the_start(start):
+    """Were z without effect below a zero last layer, neither would have a gradient to begin with."""
+    decoder = ShiftDecoder(backbone(), dims=6, start=start).eval()
+    torch.nn.init.normal_(decoder.path.conv_out.weight)
+    if start == "random":  # the authors zero the end of every residual block too
+        for name, parameter in decoder.path.named_parameters():
+            if name.endswith("conv2.weight"):
+                torch.nn.init.normal_(parameter)
+    x_t, t, z = batch()
+    assert (decoder(x_t, t, z)[1] - decoder(x_t, t, -z)[1]).abs().max() > 1e-3
+
+
 def test_the_shared_down_path_runs_once():
     frozen = backbone()
     decoder = ShiftDecoder(frozen, dims=6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,6 +23,9 @@ from diti.representation.encoder import Encoder, load_encoder
 from diti.representation.inputs import Images, as_batch
 from diti.representation.partition import Partition
 from diti.representation.shift import ShiftDecoder, load_decoder
+
+if TYPE_CHECKING:
+    from diti.edit.directions import Direction
 
 BATCH = 256  # images encoded at once
 PARTS = ("unet", "scheduler", "encoder", "decoder", "partition.json", "stats.safetensors", "model.json")
@@ -116,9 +119,7 @@ class DiTi:
         steps = timesteps(self.backbone.schedule, calls)[::-1]
         with inference(self.decoder):
             eps = self.guided_eps(z, **field)
-            return dpm_solver_2m(
-                eps, pixels.to(self.device), steps, self.backbone.schedule, on_step=on_step
-            ).cpu()
+            return dpm_solver_2m(eps, pixels.to(self.device), steps, self.backbone.schedule, on_step=on_step).cpu()
 
     def reconstruct(
         self,
@@ -138,6 +139,26 @@ class DiTi:
         else:
             x_T = torch.randn(pixels.shape, generator=torch_generator(seed, "reconstruct"))
         return self.decode(z, x_T, calls, clamp=noise == "random", **field)
+
+    def interpolate(
+        self, first: Images, second: Images, subset: str = "all", scale: float = 0.5, **options: Any
+    ) -> Tensor:
+        """(1, 3, H, W): the first image with a subset of z moved towards the second's. Algorithm 2.
+
+        For several subsets, scales and both directions at once see `diti.edit.interpolate.interpolate`.
+        """
+        from diti.edit.interpolate import interpolate
+
+        return interpolate(self, first, second, [subset], [scale], directions=("a_to_b",), **options).images
+
+    def manipulate(self, images: Images, direction: Direction, scale: float = 0.3, **options: Any) -> Tensor:
+        """(N, 3, H, W): the images moved by `scale` along an attribute's direction. Algorithm 3.
+
+        Directions come from `diti.edit.directions.learn_direction`.
+        """
+        from diti.edit.manipulate import manipulate
+
+        return manipulate(self, images, direction, [scale], **options).images[0]
 
     def guided_eps(
         self, z: Tensor, *, masked: bool = True, guidance: Literal["trained", "authors"] = "trained"

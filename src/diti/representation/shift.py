@@ -33,7 +33,7 @@ STARTS = ("copy", "random")
 class ShiftDecoder(nn.Module):
     """The frozen backbone and g in one module: (x_t, t, z) -> (eps_theta, g). g is 0 before training.
 
-    start: "copy" begins with the frozen middle and up path, z without effect; "random" as the authors do.
+    start: "copy" begins with the frozen middle and up path; "random" as the authors do.
     """
 
     def __init__(
@@ -136,7 +136,8 @@ class ShiftResnet(nn.Module):
     """A diffusers residual block with a second modulation: after norm2 and t come scale and shift by z.
 
     Takes over the block's layers under their names. Time acts as in the block ("default": added before norm2;
-    "scale_shift": scale and shift after it). Starts with z without effect.
+    "scale_shift": scale and shift after it). z acts from the start: were its weights zero as well as the last
+    convolution of g, neither would have a gradient to begin with.
     """
 
     def __init__(self, block: ResnetBlock2D, width: int) -> None:
@@ -149,7 +150,6 @@ class ShiftResnet(nn.Module):
         self.scales_by_time = block.time_embedding_norm == "scale_shift"
         self.width = width  # E
         self.z_proj = nn.Linear(width, 2 * block.out_channels)
-        _zero(self.z_proj)
 
     def forward(self, x: Tensor, temb: Tensor) -> Tensor:
         """(B,Ci,Hi,Wi) and (B,2E), the embeddings of t and of z side by side -> (B,C,H,W)."""
@@ -175,7 +175,7 @@ class ShiftResnet(nn.Module):
 
 
 def _copied_path(backbone: Backbone, dims: int, seed: int) -> ShiftPath:
-    """The frozen middle and up path, free to be trained; z has no effect yet."""
+    """The frozen middle and up path, free to be trained."""
     with drawn_from(seed, "decoder-weights"):
         path = ShiftPath(copy.deepcopy(backbone.unet), dims)
     return path.to(backbone.unet.device, backbone.unet.dtype).requires_grad_(True)
@@ -188,7 +188,6 @@ def _random_path(backbone: Backbone, dims: int, seed: int) -> ShiftPath:
         path = ShiftPath(unet, dims)
         for module in path.modules():
             if isinstance(module, ShiftResnet):
-                module.z_proj.reset_parameters()
                 _zero(module.conv2)
             elif isinstance(module, Attention):
                 _zero(module.to_out[0])

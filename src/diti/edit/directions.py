@@ -1,0 +1,225 @@
+"""The direction of an attribute in z: learned from labels, kept with the model as `attributes/NAME.safetensors`.
+
+Letters: N images, D dims of z, d' of which a direction moves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from diti.core.errors import InputError
+from diti.core.runs import atomic_path
+from diti.data.prepared import Dataset
+from diti.edit.select import DEFAULT_SELECTION, Fit, check_selection, fit_logistic, fit_ridge, largest, select
+from diti.probe.scores import average_precision, chance_ap, pearson
+from diti.representation.features import encode_dataset
+from diti.representation.model import DiTi
+
+ARRAYS = ("weight", "mean", "std")
+FORMAT = "1"
+CONTINUOUS = "ridge"  # the method for continuous attributes: largest weights of a ridge regression
+
+
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """Normal of a linear classifier (or regression) of one attribute, and how it came about."""
+
+    attribute: str
+    method: str  # how the dims were chosen: l1, weight, probmask; ridge for a continuous attribute
+    dims: tuple[int, ...]  # the d' dims it moves, ascending
+    weight: np.ndarray  # float64 (D,) for standardised codes, zero outside dims
+    bias: float
+    metric: str  # what the scores are: AP, or r for a continuous attribute
+    score: float  # on the validation rows
+    score_all_dims: float  # of a fit on all D dims
+    chance: float  # of knowing nothing
+    data: str  # name of the labelled data
+    data_hash: str
+    seed: int
+    encoder: str  # digest of the encoder whose codes these are
+    mean: np.ndarray  # float32 (D,) codes are standardised as (z - mean) / std
+    std: np.ndarray  # float32 (D,) σ of algorithm 3
+
+    def scores(self, z: np.ndarray) -> np.ndarray:
+        """Classifier scores (N,) of raw codes (N, D); positive means the attribute."""
+        return standardise(z, self.mean, self.std) @ self.weight + self.bias
+
+    def summary(self) -> str:
+        """One line for people."""
+        percent = 100 if self.metric == "AP" else 1
+        score, whole, chance = (
+            f"{percent * v:.3g}{' %' if percent > 1 else ''}"
+            for v in (self.score, self.score_all_dims, self.chance)
+        )
+        return (
+            f"{self.attribute}: {len(self.dims)} of {len(self.weight)} dims by {self.method}; "
+            f"validation {self.metric} {score} (all dims {whole}, chance {chance})"
+        )
+
+
+def standardise(z: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """(z - mean) / std, float32."""
+    return ((z - mean) / std).astype(np.float32)
+
+
+def encoder_digest(model: DiTi) -> str:
+    """sha256 over the encoder's weights and the statistics of z: a direction fits this model and no other."""
+    digest = hashlib.sha256()
+    state = {**model.encoder.state_dict(), "mean of z": model.mean, "std of z": model.std}
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def learn_direction(
+    model: DiTi,
+    dataset: Dataset,
+    attribute: str,
+    dims: int = 32,
+    selection: str = DEFAULT_SELECTION,
+    seed: int = 0,
+    codes: np.ndarray | None = None,
+) -> Direction:
+    """Fit on the training rows, score on the validation rows. `codes` (N, D): of all images, if already computed.
+
+    A continuous attribute gets the direction of a ridge regression, whatever `selection` says.
+    """
+    train, valid, y = _checked_rows(model, dataset, attribute, dims, selection)
+    codes = encode_dataset(model, dataset) if codes is None else codes
+    if codes.shape != (len(dataset), model.dims):
+        raise InputError(f"codes have shape {codes.shape}; the data and the model need {len(dataset), model.dims}")
+    mean, std = _statistics(model, codes[train])
+    z_train, z_valid = standardise(codes[train], mean, std), standardise(codes[valid], mean, std)
+    kept, fit, whole = _fits(z_train, y[train], dims, method_for(dataset, attribute, selection), seed)
+    binary = dataset.is_binary(attribute)
+    truth = y[valid][:, None]
+    score, score_all = (
+        float((average_precision if binary else pearson)(f.scores(z_valid)[:, None], truth)[0])
+        for f in (fit, whole)
+    )
+    return Direction(
+        attribute=attribute,
+        method=method_for(dataset, attribute, selection),
+        dims=tuple(int(i) for i in kept),
+        weight=fit.weight,
+        bias=fit.bias,
+        metric="AP" if binary else "r",
+        score=score,
+        score_all_dims=score_all,
+        chance=float(chance_ap(truth)[0]) if binary else 0.0,
+        data=dataset.name,
+        data_hash=dataset.hash,
+        seed=seed,
+        encoder=encoder_digest(model),
+        mean=mean,
+        std=std,
+    )
+
+
+def method_for(dataset: Dataset, attribute: str, selection: str) -> str:
+    """The selection that was asked for, or ridge where the attribute is continuous."""
+    return selection if dataset.is_binary(attribute) else CONTINUOUS
+
+
+def _fits(z: np.ndarray, y: np.ndarray, dims: int, method: str, seed: int) -> tuple[np.ndarray, Fit, Fit]:
+    """The kept dims, the fit on them, and the fit on all."""
+    if method == CONTINUOUS:
+        whole = fit_ridge(z, y)
+        kept = largest(np.abs(whole.weight), dims)
+        return kept, fit_ridge(z, y, kept), whole
+    kept = select(z, y, dims, method, seed)
+    return kept, fit_logistic(z, y, kept), fit_logistic(z, y)
+
+
+def _statistics(model: DiTi, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and std (D,) of z over the model's training set; of these codes where the model does not know them.
+
+    A model converted from elsewhere without its images says mean 0 and std 1 for every dim.
+    """
+    if (model.mean == 0).all() and (model.std == 1).all():
+        return train.mean(0), np.maximum(train.std(0), 1e-6)
+    return model.mean.numpy(), model.std.numpy()
+
+
+def _checked_rows(
+    model: DiTi, dataset: Dataset, attribute: str, dims: int, selection: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Training rows, validation rows and labels (N,); a clear line where a direction cannot be learned."""
+    check_selection(selection)
+    y = dataset.labels([attribute])[:, 0]
+    if not 1 <= dims <= model.dims:
+        raise InputError(f"dims is {dims}; z of this model has {model.dims} dims: use 1 to {model.dims}")
+    train, valid = dataset.rows("train"), dataset.rows("valid")
+    for split, rows in (("train", train), ("valid", valid)):
+        if len(rows) == 0:
+            raise InputError(f"{dataset.path} has no {split} rows; prepare data with train and valid images")
+        if len(np.unique(y[rows])) < 2:
+            raise InputError(
+                f"attribute {attribute!r} is {y[rows[0]]:g} in all {len(rows):,} {split} rows of {dataset.path}; "
+                "a direction needs images with and without it"
+            )
+    return train, valid, y
+
+
+# ---- On disk ----------------------------------------------------------------------------------------------
+
+
+def direction_path(folder: Path, attribute: str) -> Path:
+    """Where an attribute's direction lies in a model folder; what a file name may not hold is escaped."""
+    return folder / "attributes" / f"{quote(attribute, safe=' ()+,=')}.safetensors"
+
+
+def save_direction(direction: Direction, folder: Path) -> Path:
+    """Write it into a model folder, whole or not at all; replaces the attribute's earlier one."""
+    path = direction_path(folder, direction.attribute)
+    facts = {name: value for name, value in asdict(direction).items() if name not in ARRAYS}
+    arrays = {name: torch.from_numpy(np.array(getattr(direction, name))) for name in ARRAYS}
+    with atomic_path(path) as temporary:
+        save_file(arrays, temporary, metadata={"format": FORMAT, "direction": json.dumps(facts)})
+    return path
+
+
+def load_direction(path: Path) -> Direction:
+    """Strictly what `save_direction` wrote, or a line that says what is wrong."""
+    if not path.is_file():
+        raise InputError(f"{path} is missing; learn the direction with diti manipulate")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118 (not a dict)
+        facts: dict[str, Any] = json.loads(metadata["direction"])
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not a saved direction ({error}); delete it and learn it again") from None
+    known = {field.name for field in fields(Direction)}
+    if metadata.get("format") != FORMAT or {*facts, *arrays} != known:
+        odd = ", ".join(sorted({*facts, *arrays} ^ known)) or f"format {metadata.get('format')}"
+        raise InputError(f"{path} was written by another version ({odd}); delete it and learn it again")
+    direction = Direction(**{**facts, **arrays, "dims": tuple(facts["dims"])})
+    moved = tuple(np.flatnonzero(direction.weight).tolist())
+    if len({a.shape for a in arrays.values()}) > 1 or not set(moved) <= set(direction.dims):
+        raise InputError(f"{path} is damaged: its arrays do not fit its dims; delete it and learn it again")
+    return direction
+
+
+def saved_direction(
+    model: DiTi, folder: Path, dataset: Dataset, attribute: str, dims: int, selection: str, seed: int
+) -> Direction | None:
+    """The saved direction if it is what `learn_direction` would give for these arguments."""
+    path = direction_path(folder, attribute)
+    if not path.exists():
+        return None
+    found = load_direction(path)
+    wanted = (dataset.hash, dims, method_for(dataset, attribute, selection), seed, encoder_digest(model))
+    same = (found.data_hash, len(found.dims), found.method, found.seed, found.encoder) == wanted
+    return found if same else None

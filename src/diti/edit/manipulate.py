@@ -1,0 +1,206 @@
+"""Algorithm 3: push z along the direction of an attribute and decode, from the noise of the image itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.images import grid, save_picture, to_uint8
+from diti.core.progress import progress_bar
+from diti.data.decode import decode_file
+from diti.data.sources import open_data
+from diti.diffusion.files import locate
+from diti.diffusion.generate import CALLS
+from diti.diffusion.sampler import EpsFn, OnStep, dpm_solver_2m, timesteps
+from diti.edit.directions import (
+    CONTINUOUS,
+    Direction,
+    encoder_digest,
+    learn_direction,
+    save_direction,
+    saved_direction,
+)
+from diti.edit.interpolate import PIXELS_AT_ONCE, check_scales
+from diti.edit.select import DEFAULT_SELECTION
+from diti.representation.inputs import Images, as_batch
+from diti.representation.model import DiTi, inference, load
+
+SCALE = 0.3  # s of the authors, PDAE and Diff-AE
+SCALES = (-SCALE, -SCALE / 2, SCALE / 2, SCALE)
+
+
+@dataclass(frozen=True)
+class Manipulation:
+    """Images with an attribute pushed by each of S scales, and what the model makes of the images themselves."""
+
+    images: Tensor  # (S, N, 3, H, W)
+    scales: tuple[float, ...]  # S
+    z: Tensor  # (S, N, D) the codes they were decoded from
+    originals: Tensor  # (N, 3, H, W)
+    reconstructions: Tensor  # (N, 3, H, W) decoded from the unchanged z, with the same noise
+
+    @property
+    def errors(self) -> Tensor:
+        """Mean squared error (N,) of the reconstructions, for pixels in [-1, 1]."""
+        return (self.reconstructions - self.originals).square().mean((1, 2, 3))
+
+
+def push(z: Tensor, direction: Direction, scale: float) -> Tensor:
+    """z' = z + λ σ w / ‖w‖ with λ = s √D, of codes (N, D). Algorithm 3, line 3; `scale` is s."""
+    weight = torch.from_numpy(direction.weight)
+    length = weight.norm()
+    if length == 0:
+        raise InputError(f"the direction of {direction.attribute!r} is zero in every dim; it cannot be followed")
+    step = scale * len(weight) ** 0.5 * torch.from_numpy(direction.std) * weight / length  # (D,)
+    return z + step.to(z)
+
+
+def manipulate(
+    model: DiTi,
+    images: Images,
+    direction: Direction,
+    scales: Sequence[float] = SCALES,
+    *,
+    masked: bool = True,
+    stop_guidance: float = 0.0,
+    calls: int = CALLS,
+    on_step: OnStep | None = None,
+) -> Manipulation:
+    """Algorithm 3 for all scales: each image is inverted once, then all its variants are decoded together.
+
+    masked: z is masked by the subset of the current t as in training; the authors' code does not mask here.
+    stop_guidance: share of the last steps (the lowest t) that follow ε_θ alone, without z, while inverting too.
+    """
+    scales = check_scales(scales)
+    _check_fits(model, direction)
+    pixels = as_batch(images, model.size)  # (N, 3, H, W)
+    z = model.encode(pixels)
+    steps = timesteps(model.backbone.schedule, calls)
+    options: dict[str, Any] = {
+        "masked": masked,
+        "stop_below": first_guided_step(steps, stop_guidance),
+        "on_step": on_step,
+    }
+    x_T = walk(model, z, pixels, steps[::-1], **options)
+    codes = torch.stack([z, *(push(z, direction, scale) for scale in scales)])  # (1 + S, N, D), unchanged z first
+    noises = x_T.expand(len(codes), *x_T.shape)
+    decoded = walk(model, codes.flatten(0, 1), noises.flatten(0, 1), steps, **options).unflatten(
+        0, codes.shape[:2]
+    )
+    return Manipulation(decoded[1:], tuple(scales), codes[1:], pixels, decoded[0])
+
+
+def first_guided_step(steps: Sequence[int], stop_guidance: float) -> int:
+    """The t from which z guides, when that share of the last of the descending steps goes without it."""
+    if not 0 <= stop_guidance < 1:
+        raise InputError(f"stop_guidance is {stop_guidance:g}; give a share of the steps, 0 or more and below 1")
+    free = round(stop_guidance * len(steps))
+    return steps[min(len(steps) - free, len(steps) - 1)] + (1 if free else 0)
+
+
+@torch.no_grad()
+def walk(
+    model: DiTi,
+    z: Tensor,
+    x: Tensor,
+    steps: Sequence[int],
+    *,
+    masked: bool = True,
+    stop_below: int = 0,
+    on_step: OnStep | None = None,
+) -> Tensor:
+    """x (B, 3, H, W) taken along the steps, guided by z (B, D) at t ≥ stop_below; down decodes, up inverts."""
+    at_once = max(1, PIXELS_AT_ONCE // model.size**2)
+    parts = []
+    with inference(model.decoder):
+        for code, part in zip(z.split(at_once), x.split(at_once), strict=True):
+            eps = stopped(model.guided_eps(code, masked=masked), model.backbone.eps, stop_below)
+            # Inferred noise comes back exactly only without clamping.
+            walked = dpm_solver_2m(
+                eps, part.to(model.device), steps, model.backbone.schedule, clamp=False, on_step=on_step
+            )
+            parts.append(walked.cpu())
+    return torch.cat(parts)
+
+
+def stopped(guided: EpsFn, plain: EpsFn, stop_below: int) -> EpsFn:
+    """The field `guided` at time-steps t ≥ stop_below and `plain` under it; a batch shares one t."""
+    return lambda x, t: guided(x, t) if int(t[0]) >= stop_below else plain(x, t)
+
+
+def _check_fits(model: DiTi, direction: Direction) -> None:
+    if len(direction.weight) != model.dims or direction.encoder != encoder_digest(model):
+        raise InputError(
+            f"the direction of {direction.attribute!r} ({len(direction.weight)} dims) was learned from another "
+            f"encoder than this model's ({model.dims} dims); learn it again for this model"
+        )
+
+
+def manipulation_picture(result: Manipulation, direction: Direction) -> Any:
+    """A row per image: as given, reconstructed, then by rising scale."""
+    order = sorted(range(len(result.scales)), key=lambda i: result.scales[i])
+    columns = torch.stack([result.originals, result.reconstructions, *(result.images[i] for i in order)], dim=1)
+    labels = ["image", "reconstruction", *(f"{result.scales[i]:+g}" for i in order)]
+    title = f"{direction.attribute}: {len(direction.dims)} of {len(direction.weight)} dims ({direction.method})"
+    return grid(to_uint8(columns.flatten(0, 1)), len(labels), column_labels=labels, title=title)
+
+
+def manipulate_files(
+    model: str,
+    image: Path,
+    attribute: str,
+    data: str,
+    dims: int,
+    scales: Sequence[float],
+    out: Path,
+    *,
+    selection: str = DEFAULT_SELECTION,
+    masked: bool = True,
+    stop_guidance: float = 0.0,
+    calls: int = CALLS,
+    seed: int = 0,
+) -> list[str]:
+    """`diti manipulate`: an image file → a captioned row; the model folder keeps the direction; what to print."""
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; name a file such as {out / 'grid.png'}")
+    folder, loaded = locate(model), load(model)
+    pixels = decode_file(image, loaded.size)
+    direction, lines = direction_of(loaded, folder, attribute, data, dims, selection, seed)
+    with progress_bar("manipulating", 2 * calls, unit="steps") as advance:
+        result = manipulate(
+            loaded,
+            pixels,
+            direction,
+            scales,
+            masked=masked,
+            stop_guidance=stop_guidance,
+            calls=calls,
+            on_step=lambda index, total, x: advance(),
+        )
+    lines.append(f"reconstruction error (MSE, pixels in [-1, 1]): {result.errors.mean():.2g}")
+    return [*lines, f"wrote {save_picture(manipulation_picture(result, direction), out)}"]
+
+
+def direction_of(
+    model: DiTi, folder: Path, attribute: str, data: str, dims: int, selection: str, seed: int
+) -> tuple[Direction, list[str]]:
+    """The attribute's direction from the model folder if it is the one asked for, else learned and kept there."""
+    dataset = open_data(data, model.size)
+    dataset.labels([attribute])  # a misspelt name is told first
+    direction = saved_direction(model, folder, dataset, attribute, dims, selection, seed)
+    if direction is not None:
+        return direction, [direction.summary(), "direction learned earlier, taken from the model folder"]
+    direction = learn_direction(model, dataset, attribute, dims, selection, seed)
+    lines = [direction.summary()]
+    if direction.method == CONTINUOUS:
+        lines.append(f"{attribute} is continuous: the direction is that of a ridge regression, its dims by weight")
+    if os.access(folder, os.W_OK):
+        lines.append(f"kept the direction in {save_direction(direction, folder)}")
+    return direction, lines

@@ -1,0 +1,31 @@
+"""The verbs: each is a record of its options with a `run` that calls one function of the package.
+
+Heavy imports happen inside `run`, so that help and complaints come at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diti.verbs.editing import Interpolate, Manipulate, Sample, TrainLatent, Vary
+from diti.verbs.making import Convert, Demo, Export, Prepare, Presets, Pretrain, Train
+from diti.verbs.measuring import Analyze, Encode, Label, Probe
+
+VERBS: dict[str, Any] = {
+    "demo": Demo,
+    "prepare": Prepare,
+    "pretrain": Pretrain,
+    "train": Train,
+    "encode": Encode,
+    "probe": Probe,
+    "analyze": Analyze,
+    "interpolate": Interpolate,
+    "manipulate": Manipulate,
+    "sample": Sample,
+    "vary": Vary,
+    "train-latent": TrainLatent,
+    "label": Label,
+    "convert": Convert,
+    "export": Export,
+    "presets": Presets,
+}

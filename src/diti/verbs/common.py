@@ -1,0 +1,61 @@
+"""What the verbs share: types of options, and the lines printed before and after the work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import tyro
+
+from diti.config import PretrainConfig, TrainConfig, to_yaml
+from diti.core.errors import InputError
+
+Name = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+Number = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
+CommaList = Annotated[str, tyro.conf.arg(metavar="A,B,...")]
+Model = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
+Given = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]
+Picture = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="IMAGE")]
+
+
+class Verb(Protocol):
+    def run(self) -> None: ...
+
+
+def show(settings: PretrainConfig | TrainConfig, required: Sequence[str]) -> None:
+    """Print the resolved settings before anything runs; what has no default must have been given."""
+    allowed = {
+        "data": "a dataset folder, a folder of images, or toyfaces",
+        "backbone": "a folder, a hub id, or toyfaces32",
+    }
+    for name in required:
+        if not getattr(settings, name):
+            raise InputError(f"--{name} is missing; name {allowed[name]}")
+    print_once(to_yaml(settings), end="")
+
+
+def print_once(text: str, end: str = "\n") -> None:
+    """Print in the first process only, however many torchrun started."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, end=end)
+
+
+def next_command(command: str) -> None:
+    """What a person would type now, by the name under which this command can be found."""
+    typed = Path(sys.argv[0])  # such as .venv/bin/diti, which need not be on the PATH
+    program = "diti" if shutil.which("diti") else str(typed) if typed.name == "diti" else "python -m diti"
+    print_once(f"next: {command.replace('diti', program, 1)}")
+
+
+def numbers(option: str, text: str) -> list[float]:
+    """The numbers of a comma list."""
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} {text!r} is not a list of numbers; write them as 0,0.5,1") from None

@@ -1,0 +1,150 @@
+"""Verbs that make something to use: datasets, backbones, models, other formats of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from diti.config import PRESETS, PretrainConfig, TrainConfig
+from diti.verbs.common import File, Given, Model, Name, Names, Number, next_command, show
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Show what the package does, on the built-in data, with no download."""
+
+    out: Path = Path("runs/demo")  # folder for what the demo makes
+    faces: int = 2_000  # number of toy faces to draw
+
+    def run(self) -> None:
+        from diti.demo import run_demo
+
+        run_demo(self.out, self.faces)
+        next_command("diti train --data toyfaces --backbone toyfaces32 --out runs/model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Turn images of any kind into a dataset folder: decoded once, cropped, resized, with their attributes."""
+
+    src: Given
+    """Folder of images, parquet, CelebA, LFW, FFHQ, LSUN, Diff-AE LMDB, Shapes3D, dSprites, MPI3D, Cars3D, or
+    toyfaces[:N]."""
+    out: Path  # dataset folder to write; the same command continues a stopped run
+    size: int = 64  # side of the images, px
+    kind: Name = None  # read SRC as this kind (folder, parquet, celeba, lfw, ...) instead of detecting it
+    crop: Name = None  # centre, celeba, lfw or whole; by default what the kind of data asks for
+    attributes: File = None  # CSV, TSV or parquet, a row per image: file, split, identity, attributes
+    ignore: Names = ()  # columns of the attribute table to leave out
+    only_labelled: bool = False  # leave out images that the attribute table does not name
+    workers: int = 0  # processes that decode; 0 = one per core
+    overwrite: bool = False  # start again instead of continuing or keeping what is there
+
+    def run(self) -> None:
+        from diti.data.prepare import prepare
+        from diti.data.prepared import is_dataset
+        from diti.data.source import ReadOptions
+        from diti.data.sources import find_source
+        from diti.data.summary import print_summary
+
+        options = ReadOptions(self.size, self.attributes, self.ignore, self.only_labelled)
+        source = find_source(self.src, options, self.kind)
+        if is_dataset(self.out) and not self.overwrite:
+            print(f"{self.out} is complete already; --overwrite starts again")
+        dataset = prepare(
+            source, self.out, self.size, crop=self.crop, overwrite=self.overwrite, workers=self.workers
+        )
+        print_summary(dataset, source.notes)
+        known = {32: "celeba32", 64: "celeba64", 128: "ffhq128"}
+        shape = known.get(self.size, f"celeba32 --size {self.size}")
+        next_command(f"diti pretrain --data {self.out} --preset {shape} --out runs/backbone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain:
+    """Train a diffusion backbone on images, without labels; the same command continues a stopped run."""
+
+    out: Path  # folder of the run; becomes the backbone folder
+    settings: tyro.conf.OmitArgPrefixes[PretrainConfig]
+    config: File = None  # YAML file of settings, over the preset and under the options given here
+    dry_run: bool = False  # print the resolved settings and stop
+
+    def run(self) -> None:
+        show(self.settings, required=("data",))
+        if self.dry_run:
+            return
+        from diti.diffusion.pretrain import pretrain
+
+        pretrain(self.settings, self.out)
+        next_command(f"diti sample {self.out} -n 32 --out samples.png")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Learn a representation of images over a frozen backbone, without labels; the same command continues."""
+
+    out: Path  # folder of the run; becomes the model folder
+    settings: tyro.conf.OmitArgPrefixes[TrainConfig]
+    config: File = None  # YAML file of settings, over the preset and under the options given here
+    dry_run: bool = False  # print the resolved settings and stop
+
+    def run(self) -> None:
+        show(self.settings, required=("data", "backbone"))
+        if self.dry_run:
+            return
+        from diti.representation.train import train_model
+
+        facts = train_model(self.settings, self.out)
+        if facts:
+            print(
+                f"z removes {facts['loss_removed']:.1%} of the frozen model's loss, z of another image "
+                f"{facts['loss_removed_shuffled']:.1%}; reconstruction error {facts['reconstruction_mse']:.2g}\n"
+                f"wrote {self.out}/losses.png, {self.out}/reconstructions.png and the model"
+            )
+        next_command(f"diti encode {self.out} {self.settings.data} --out features.parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert:
+    """Bring a diffusion model from elsewhere: the authors' or PDAE's files, any diffusers UNet2DModel."""
+
+    src: Given  # folder with config.yml and checkpoint, a .pt file, a diffusers folder, or a hub id
+    out: Path  # folder to write: a backbone, or a model where the files hold an encoder
+    size: Number = None  # side of the images, px; the authors' files do not always say it
+    partition: Name = None  # of a trained model without a config of its run: staged, balanced
+    subsets: Number = None  # K of that partition
+    data: Name = None  # training images, for the mean and std of z of a trained model
+
+    def run(self) -> None:
+        from diti.interop.convert import convert
+
+        lines = convert(
+            self.src, self.out, size=self.size, partition=self.partition, subsets=self.subsets, data=self.data
+        )
+        print("\n".join(lines))
+        next_command(f"diti sample {self.out} -n 16 --out samples.png")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write a model's encoder as an ONNX file, to run without torch; needs the extra onnx."""
+
+    model: Model  # model folder, shipped name or hub id
+    out: Path = Path("encoder.onnx")  # file to write: float32 images (N, 3, H, W) in [-1, 1] → z (N, D)
+
+    def run(self) -> None:
+        from diti.interop.onnx import export_encoder
+        from diti.representation.model import load
+
+        print(export_encoder(load(self.model), self.out))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presets:
+    """List the presets and what each is for."""
+
+    def run(self) -> None:
+        for name, known in PRESETS.items():
+            print(f"{name:<12} {known.purpose}")

@@ -1,0 +1,103 @@
+"""Verbs that read and measure: codes, probes, theory, labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from diti.verbs.common import CommaList, File, Model, Name, next_command, numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode:
+    """Write the code z of images to a table, a row per image in the order of the input."""
+
+    model: Model  # model folder, shipped name or hub id
+    images: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IMAGES")]  # whatever --data accepts
+    out: Path = Path("features.parquet")  # table to write
+
+    def run(self) -> None:
+        from diti.representation.features import write_features
+        from diti.representation.model import load
+
+        print(write_features(load(self.model), self.images, self.out))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Measure what the code knows about labelled attributes: linear probes, floors, subsets; JSON and figures."""
+
+    model: Model  # model folder, shipped name or hub id
+    data: str  # images with attributes: whatever --data accepts elsewhere
+    out: Path = Path("probe.json")  # JSON file; the figures are written beside it
+    protocol: Literal["converged", "paper"] = "converged"
+    """converged: L2 chosen on validation images, fitted to the optimum; paper: the authors' 15 epochs of Adam."""
+    against: Name = None  # another model, or the JSON of an earlier probe, to compare attribute by attribute
+    few_shot: CommaList = ""  # also with only so many labels, such as 10,100,1000
+    floors: bool = True  # also probe PCA of pixels, a random encoder and the frozen backbone's own features
+    subsets: bool = True  # also the subset × attribute matrix, and the score against the number of subsets
+    disentanglement: bool = False  # also DCI, FactorVAE score, MIG, SAP, TAD, taking the attributes as factors
+    reconstruct: int = 0  # also reconstruct so many test images: MSE, PSNR, SSIM
+    seed: int = 0
+
+    def run(self) -> None:
+        from diti.report.probing import ProbeOptions, probe_model
+
+        options = ProbeOptions(
+            protocol=self.protocol, against=self.against, floors=self.floors, subsets=self.subsets,
+            few_shot=tuple(int(n) for n in numbers("--few-shot", self.few_shot)) if self.few_shot else (),
+            disentanglement=self.disentanglement, reconstruct=self.reconstruct, seed=self.seed,
+        )  # fmt: skip
+        probe_model(self.model, self.data, self.out, options)
+        next_command(f"diti analyze {self.model} --data {self.data} --out analysis")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyze:
+    """Check the theory on a model: at which time-step each attribute is lost, and which subset carries it."""
+
+    model: Model  # model, or backbone (then all about z is left out)
+    data: str  # toyfaces, whose pairs are exact, or any images (then attributes need --pairs)
+    out: Path = Path("analysis")  # folder for analysis.json and the figures
+    pairs: File = None  # CSV or parquet of image pairs: attribute, first, second (paths beside the table)
+    count: int = 64  # pairs per attribute
+    tau: float = 0.1  # an attribute is lost from this mean error on
+    images: int = 0  # length of each training on the true factors (sufficiency), images; 0 leaves it out
+    seed: int = 0
+
+    def run(self) -> None:
+        from diti.report.analysis import analyze
+
+        analyze(
+            self.model, self.data, self.out, pairs=self.pairs, count=self.count, tau=self.tau, seed=self.seed,
+            images=self.images,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """Add an ONNX classifier's labels to a dataset folder, marked as predicted; needs the extra onnx."""
+
+    data: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DATA")]  # dataset folder of diti prepare
+    model: Path  # ONNX file: images in, a score per name out
+    names: Path  # text file, a name per line in the order of the outputs
+    threshold: float = 0.5  # from this score on the 0/1 label is 1
+    normalisation: Literal["imagenet", "unit", "signed", "none"] = "imagenet"  # of the pixels, as it was trained
+    activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"  # from outputs to scores
+    layout: Literal["auto", "nchw", "nhwc"] = "auto"
+    output: Name = None  # which output, of a model with several
+    batch: int = 64  # images at once
+
+    def run(self) -> None:
+        from diti.data.predicted import label_dataset
+
+        print(
+            label_dataset(
+                self.data, self.model, self.names, threshold=self.threshold, batch=self.batch, layout=self.layout,
+                normalisation=self.normalisation, activation=self.activation, output=self.output,
+            )
+        )  # fmt: skip
+        next_command(f"diti probe MODEL --data {self.data}")

@@ -1,0 +1,317 @@
+"""Directions and algorithm 3: on a tiny model, on the authors' tiny network, and as files on disk."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from diti.core.errors import InputError
+from diti.core.rng import numpy_generator
+from diti.data import toyfaces
+from diti.data.prepared import Dataset
+from diti.diffusion.sampler import timesteps
+from diti.edit.directions import (
+    Direction,
+    direction_path,
+    encoder_digest,
+    learn_direction,
+    load_direction,
+    save_direction,
+    saved_direction,
+)
+from diti.edit.manipulate import first_guided_step, manipulate, manipulate_files, manipulation_picture, push
+from diti.interop.convert import model_from
+
+CHECKPOINT = Path(__file__).resolve().parents[2] / "../shared/parity/pdae_tiny/diti_checkpoint.pt"
+MOVED = (1, 4, 10)
+CALLS = 6
+
+
+@pytest.fixture(scope="session")
+def labelled(model):
+    """200 toy faces whose attributes are planted in the codes: `mark` (dims 1, 4), `amount` (dim 7), `always`."""
+    images = toyfaces.render(toyfaces.sample(200, seed=5), 16)
+    z = model.encode(images).numpy()
+    z = (z - z.mean(0)) / z.std(0)
+    noise = numpy_generator(0, "labels").standard_normal(200)
+    columns = {
+        "file": pa.array([f"{i}.png" for i in range(200)]),
+        "split": pa.array(["train"] * 140 + ["valid"] * 60),
+        "mark": pa.array((z[:, 1] - 2 * z[:, 4] + 0.1 * noise > 0).astype(np.int8)),
+        "amount": pa.array((z[:, 7] + 0.1 * noise).astype(np.float32)),
+        "always": pa.array(np.ones(200, np.int8)),
+    }
+    return Dataset(Path("faces"), images, pa.table(columns), {"name": "faces", "hash": "abc"})
+
+
+def a_direction(model, dims=MOVED) -> Direction:
+    rng = numpy_generator(1, "direction")
+    weight = np.zeros(model.dims)
+    weight[list(dims)] = rng.standard_normal(len(dims))
+    return Direction(
+        attribute="mark",
+        method="weight",
+        dims=tuple(dims),
+        weight=weight,
+        bias=0.25,
+        metric="AP",
+        score=0.75,
+        score_all_dims=0.875,
+        chance=0.5,
+        data="faces",
+        data_hash="abc",
+        seed=0,
+        encoder=encoder_digest(model),
+        mean=rng.standard_normal(model.dims).astype(np.float32),
+        std=rng.random(model.dims).astype(np.float32) + 0.5,
+    )
+
+
+# ---- Algorithm 3 ------------------------------------------------------------------------------------------
+
+
+def test_push_is_the_formula_and_moves_no_other_dims(model):
+    direction, z = a_direction(model), torch.randn(3, model.dims, generator=torch.Generator().manual_seed(0))
+    moved = push(z, direction, 0.3)
+    norm = math.sqrt(sum(w * w for w in direction.weight))
+    for n in range(3):
+        for i in range(model.dims):
+            step = 0.3 * math.sqrt(model.dims) * direction.std[i] * direction.weight[i] / norm
+            assert moved[n, i].item() == pytest.approx(z[n, i].item() + step, abs=1e-6)
+    others = [i for i in range(model.dims) if i not in MOVED]
+    assert torch.equal(moved[:, others], z[:, others])
+    assert (moved[:, list(MOVED)] != z[:, list(MOVED)]).all()
+
+
+def test_push_is_symmetric_and_raises_the_classifier_score(model):
+    direction, z = a_direction(model), torch.zeros(1, model.dims)
+    torch.testing.assert_close(push(z, direction, 0.2), -push(z, direction, -0.2))
+    scores = [direction.scores(push(z, direction, s).numpy())[0] for s in (-0.3, 0.0, 0.3)]
+    assert scores[2] - scores[1] == pytest.approx(scores[1] - scores[0], abs=1e-4)
+    # One std along the unit normal raises the score by ‖w‖.
+    rise = 0.3 * math.sqrt(model.dims) * np.linalg.norm(direction.weight)
+    assert scores[2] - scores[1] == pytest.approx(rise, abs=1e-4)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_scale_zero_is_the_reconstruction(model, faces, masked):
+    result = manipulate(model, faces, a_direction(model), (-0.3, 0.0, 0.3), masked=masked, calls=CALLS)
+    torch.testing.assert_close(result.images[1], result.reconstructions, atol=1e-5, rtol=0)
+    expected = model.reconstruct(faces, calls=CALLS, masked=masked)
+    torch.testing.assert_close(result.reconstructions, expected, atol=1e-4, rtol=0)
+    error = (expected - result.originals).square().flatten(1).mean(1)
+    torch.testing.assert_close(result.errors, error, atol=1e-4, rtol=1e-3)
+    assert result.images.shape == (3, 2, 3, 16, 16) and result.z.shape == (3, 2, model.dims)
+    assert (result.images[0] - result.images[2]).abs().max() > 0.01
+
+
+def test_masks_change_the_images(model, faces):
+    first, second = (
+        manipulate(model, faces[:1], a_direction(model), (0.3,), masked=m, calls=CALLS) for m in (True, False)
+    )
+    assert (first.images - second.images).abs().max() > 1e-3
+
+
+def test_many_images_and_scales_equal_one_by_one(model, faces):
+    direction, scales = a_direction(model), (-0.2, 0.4)
+    together = manipulate(model, faces, direction, scales, calls=CALLS)
+    for s, scale in enumerate(scales):
+        for n in range(2):
+            alone = manipulate(model, faces[n], direction, (scale,), calls=CALLS)
+            torch.testing.assert_close(together.images[s, n], alone.images[0, 0], atol=1e-3, rtol=0)
+            torch.testing.assert_close(together.z[s, n], alone.z[0, 0], atol=1e-5, rtol=0)
+
+
+def test_parts_that_fit_in_memory_give_the_same(model, faces, monkeypatch):
+    whole = manipulate(model, faces, a_direction(model), (0.3,), calls=CALLS)
+    monkeypatch.setattr("diti.edit.manipulate.PIXELS_AT_ONCE", 1)
+    parts = manipulate(model, faces, a_direction(model), (0.3,), calls=CALLS)
+    torch.testing.assert_close(whole.images, parts.images, atol=1e-3, rtol=0)
+
+
+def test_images_may_be_of_another_size_and_steps_are_reported(model):
+    calls = []
+    picture = Image.new("RGB", (16, 16), (200, 120, 40))
+    manipulate(
+        model, picture, a_direction(model), (0.3,), calls=CALLS, on_step=lambda i, n, x: calls.append((i, n))
+    )
+    assert calls == [(i, CALLS) for i in range(CALLS)] * 2  # inverting, then decoding
+
+
+def test_guidance_stops_at_the_last_steps():
+    steps = [900, 700, 400, 100, 0]
+    assert [first_guided_step(steps, share) for share in (0.0, 0.1, 0.2, 0.4, 0.8, 0.9)] == [
+        0,
+        0,
+        1,
+        101,
+        701,
+        701,
+    ]
+    for share in (-0.1, 1.0):
+        with pytest.raises(InputError, match=r"stop_guidance is .* below 1"):
+            first_guided_step(steps, share)
+
+
+def test_stopped_guidance_asks_for_z_at_the_high_steps_only(model, faces, monkeypatch):
+    seen = []
+    forward = type(model.decoder).forward
+    monkeypatch.setattr(
+        type(model.decoder), "forward", lambda self, x, t, z: (seen.append(int(t[0])), forward(self, x, t, z))[1]
+    )
+    result = manipulate(model, faces[:1], a_direction(model), (0.0,), stop_guidance=0.5, calls=CALLS)
+    high = timesteps(model.backbone.schedule, CALLS)[: CALLS // 2]
+    assert seen == high[:0:-1] + high  # inverting ends at the highest step and does not leave from it
+    torch.testing.assert_close(result.images[0], result.reconstructions, atol=1e-5, rtol=0)
+
+
+def test_a_direction_of_another_encoder_is_refused(model, faces):
+    other = dataclasses.replace(a_direction(model), encoder="0" * 64)
+    with pytest.raises(InputError, match=r"'mark' .* another encoder"):
+        manipulate(model, faces, other)
+
+
+@pytest.mark.skipif(not CHECKPOINT.is_file(), reason="the authors' tiny network (../shared/parity) is not here")
+def test_on_the_authors_network():
+    model, _, _ = model_from(CHECKPOINT, "balanced", 8)
+    direction = a_direction(model, dims=(0, 5, 40, 63))
+    images = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    result = manipulate(model, images, direction, (0.0, 0.3), calls=2)
+    torch.testing.assert_close(result.images[0], result.reconstructions, atol=1e-3, rtol=0)
+    torch.testing.assert_close(result.z[1], push(model.encode(images), direction, 0.3))
+    assert (result.images[1] - result.images[0]).abs().max() > 1e-3
+
+
+# ---- Learning ---------------------------------------------------------------------------------------------
+
+
+def test_a_planted_attribute_is_learned_on_the_training_rows(model, labelled):
+    direction = learn_direction(model, labelled, "mark", dims=2)
+    assert direction.dims == (1, 4) == tuple(np.flatnonzero(direction.weight))
+    assert direction.weight[1] > 0 > direction.weight[4]
+    assert (direction.metric, direction.method, direction.data, direction.data_hash) == (
+        "AP",
+        "l1",
+        "faces",
+        "abc",
+    )
+    assert direction.score > 0.95
+    assert direction.chance == pytest.approx(labelled.labels(["mark"])[140:].mean())
+    codes = model.encode(labelled.images).numpy()
+    np.testing.assert_allclose(direction.std, codes[:140].std(0), rtol=1e-4)  # this model has no statistics
+    again = learn_direction(model, labelled, "mark", dims=2, codes=codes)
+    np.testing.assert_array_equal(again.weight, direction.weight)
+    spoiled = codes.copy()
+    spoiled[140:] = 0  # validation rows take no part in the fit
+    other = learn_direction(model, labelled, "mark", dims=2, codes=spoiled)
+    np.testing.assert_array_equal(other.weight, direction.weight)
+    assert other.score == pytest.approx(direction.chance)
+
+
+def test_the_models_own_statistics_are_used_where_it_has_them(model, labelled):
+    own = dataclasses.replace(model, mean=torch.full((12,), 0.5), std=torch.full((12,), 2.0))
+    direction = learn_direction(own, labelled, "mark", dims=2, selection="weight")
+    assert (direction.mean == 0.5).all() and (direction.std == 2).all()
+    assert direction.encoder != encoder_digest(model)
+
+
+def test_a_continuous_attribute_gets_a_ridge_direction(model, labelled):
+    direction = learn_direction(model, labelled, "amount", dims=1, selection="probmask")
+    assert (direction.method, direction.metric, direction.dims, direction.chance) == ("ridge", "r", (7,), 0)
+    assert direction.weight[7] > 0 and direction.score > 0.95
+    assert "r 0.9" in direction.summary()
+
+
+def without(dataset, split):
+    kept = np.flatnonzero(dataset.table["split"].to_numpy(zero_copy_only=False) != split)
+    return dataclasses.replace(dataset, images=dataset.images[kept], table=dataset.table.take(kept))
+
+
+def test_what_cannot_be_learned_is_told_in_one_line(model, labelled):
+    for attribute, options, message in (
+        ("marc", {}, r"no attribute 'marc' .* Did you mean 'mark'"),
+        ("mark", {"dims": 13}, r"dims is 13; z of this model has 12 dims: use 1 to 12"),
+        ("mark", {"dims": 0}, r"dims is 0"),
+        ("always", {"dims": 2}, r"'always' is 1 in all 140 train rows"),
+        ("mark", {"dims": 2, "selection": "best"}, r"selection is 'best'; allowed: "),
+        ("mark", {"dims": 2, "codes": np.zeros((3, 12), np.float32)}, r"codes have shape \(3, 12\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            learn_direction(model, labelled, attribute, **options)
+    for split in ("train", "valid"):
+        with pytest.raises(InputError, match=rf"has no {split} rows"):
+            learn_direction(model, without(labelled, split), "mark", dims=2)
+
+
+# ---- On disk ----------------------------------------------------------------------------------------------
+
+
+def test_a_direction_comes_back_from_disk_as_it_was(model, tmp_path):
+    direction = dataclasses.replace(a_direction(model), attribute="big/nose é")
+    path = save_direction(direction, tmp_path)
+    assert path == direction_path(tmp_path, "big/nose é") and path.parent == tmp_path / "attributes"
+    found = load_direction(path)
+    for field in dataclasses.fields(Direction):
+        np.testing.assert_equal(getattr(found, field.name), getattr(direction, field.name))
+    assert found.weight.dtype == np.float64 and isinstance(found.dims, tuple)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_damaged_files_are_told_apart(model, tmp_path):
+    path = save_direction(a_direction(model), tmp_path)
+    arrays, whole = load_file(path), path.read_bytes()
+    with pytest.raises(InputError, match=r"other\.safetensors is missing"):
+        load_direction(path.with_name("other.safetensors"))
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"not a saved direction .* learn it again"):
+        load_direction(path)
+    save_file(arrays, path)
+    with pytest.raises(InputError, match=r"not a saved direction"):
+        load_direction(path)
+    path.write_bytes(whole.replace(b"score_all_dims", b"score_any_dims"))
+    with pytest.raises(InputError, match=r"another version \(score_all_dims, score_any_dims\)"):
+        load_direction(path)
+    save_direction(dataclasses.replace(a_direction(model), dims=(1, 4)), tmp_path)
+    with pytest.raises(InputError, match=r"do not fit its dims"):
+        load_direction(path)
+
+
+def test_a_saved_direction_is_reused_only_for_the_same_question(model, labelled, tmp_path):
+    assert saved_direction(model, tmp_path, labelled, "mark", 3, "weight", 0) is None
+    save_direction(a_direction(model), tmp_path)
+    assert saved_direction(model, tmp_path, labelled, "mark", 3, "weight", 0) is not None
+    for question in ((2, "weight", 0), (3, "l1", 0), (3, "weight", 1)):
+        assert saved_direction(model, tmp_path, labelled, "mark", *question) is None
+    other_data = dataclasses.replace(labelled, info={"name": "faces", "hash": "xyz"})
+    assert saved_direction(model, tmp_path, other_data, "mark", 3, "weight", 0) is None
+    other_model = dataclasses.replace(model, std=torch.full((12,), 2.0))
+    assert saved_direction(other_model, tmp_path, labelled, "mark", 3, "weight", 0) is None
+
+
+def test_files_in_a_picture_out(model, faces, tmp_path):
+    model.save(tmp_path / "model")
+    Image.fromarray(faces[0]).save(tmp_path / "face.png")
+    words = (str(tmp_path / "model"), tmp_path / "face.png", "hat", "toyfaces:120", 4, (0.3, -0.3))
+    first = manipulate_files(*words, tmp_path / "out.png", calls=3)
+    assert first[0].startswith("hat: 4 of 12 dims") and "kept the direction" in " ".join(first)
+    again = manipulate_files(*words, tmp_path / "again.png", calls=3)
+    assert again[0] == first[0] and "learned earlier" in again[1]
+    assert (tmp_path / "out.png").read_bytes() == (tmp_path / "again.png").read_bytes()
+    with pytest.raises(InputError, match=r"is a folder; name a file"):
+        manipulate_files(*words, tmp_path)
+    with pytest.raises(InputError, match=r"none\.png"):
+        manipulate_files(words[0], tmp_path / "none.png", *words[2:], tmp_path / "out.png")
+
+
+def test_the_picture_goes_from_negative_to_positive(model, faces):
+    result = manipulate(model, faces, a_direction(model), (0.4, -0.4), calls=CALLS)
+    picture = np.asarray(manipulation_picture(result, a_direction(model)))
+    turned = dataclasses.replace(result, images=result.images.flip(0), scales=(-0.4, 0.4))
+    np.testing.assert_array_equal(picture, np.asarray(manipulation_picture(turned, a_direction(model))))
+    assert picture.shape[1] > picture.shape[0]
