@@ -62,11 +62,12 @@ def locate(source: str | Path) -> Path:
 
 
 def _download(hub_id: str) -> Path:
-    """Folder of a hub repository's network, from huggingface_hub's cache or the net."""
+    """Folder of a hub repository's network or model, from huggingface_hub's cache or the net."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    wanted = ["*.json", "unet/*.json", "scheduler/*.json"]
+    wanted = ["*.json", "unet/*.json", "scheduler/*.json", "*.safetensors"]
+    wanted += [f"{part}/*" for part in ("encoder", "decoder", "latent", "attributes")]  # of a whole model
     wanted += [f"{place}diffusion_pytorch_model.{name}" for place in ("", "unet/") for name in WEIGHT_FILES]
     try:
         return Path(snapshot_download(hub_id, allow_patterns=wanted))

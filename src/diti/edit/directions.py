@@ -22,7 +22,7 @@ from diti.core.runs import atomic_path
 from diti.data.prepared import Dataset
 from diti.edit.select import DEFAULT_SELECTION, Fit, check_selection, fit_logistic, fit_ridge, largest, select
 from diti.probe.scores import average_precision, chance_ap, pearson
-from diti.representation.features import encode_dataset
+from diti.representation.features import encode_dataset, encoder_hash
 from diti.representation.model import DiTi
 
 ARRAYS = ("weight", "mean", "std")
@@ -73,13 +73,9 @@ def standardise(z: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
 
 
 def encoder_digest(model: DiTi) -> str:
-    """sha256 over the encoder's weights and the statistics of z: a direction fits this model and no other."""
-    digest = hashlib.sha256()
-    state = {**model.encoder.state_dict(), "mean of z": model.mean, "std of z": model.std}
-    for name, tensor in sorted(state.items()):
-        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    """sha256 over the encoder and the statistics of z: a direction fits this model and no other."""
+    statistics = model.mean.numpy().tobytes() + model.std.numpy().tobytes()
+    return hashlib.sha256(encoder_hash(model.encoder).encode() + statistics).hexdigest()
 
 
 def learn_direction(

@@ -12,10 +12,13 @@ from diti.core.images import grid, save_picture, to_float, to_uint8
 from diti.core.progress import progress_bar
 from diti.core.rng import torch_generator
 from diti.data.decode import decode_file
+from diti.diffusion.backbone import load_backbone
 from diti.diffusion.files import locate
 from diti.diffusion.generate import CALLS
+from diti.diffusion.generate import save_samples as save_backbone_samples
 from diti.diffusion.sampler import OnStep
 from diti.representation.inputs import Images, as_batch
+from diti.representation.latent import FOLDER as LATENT
 from diti.representation.latent import Latent, load_latent
 from diti.representation.model import DiTi, load
 
@@ -63,6 +66,17 @@ def require_count(model: DiTi, count: int, calls: int) -> None:
         raise InputError(
             f"{count} images with {calls} calls; use 1 image or more and 1 to {model.backbone.timesteps} calls"
         )
+
+
+def save_samples(source: str | Path, count: int, out: Path, *, seed: int = 0, calls: int = CALLS) -> list[str]:
+    """`diti sample`: through the latent of a model that has one, else from the backbone; what to print."""
+    folder = locate(source)
+    if (folder / LATENT / "config.json").is_file():
+        return [f"wrote {save_new_images(folder, count, seed, calls, out)}: z drawn anew, then decoded"]
+    lines = [f"wrote {save_backbone_samples(load_backbone(folder), count, seed, calls, out)}"]
+    if (folder / "encoder").is_dir():
+        lines.append(f"drawn by the backbone alone; for new z run: diti train-latent {source} --data DATA")
+    return lines
 
 
 def save_new_images(

@@ -1,0 +1,109 @@
+"""The editing verbs as a person types them, on a tiny model: pictures, and one clear line for mistakes."""
+
+import pytest
+import torch
+from PIL import Image, ImageSequence
+from tiny import tiny_model
+
+from diti.data import toyfaces
+from diti.data.prepare import prepare
+from diti.data.source import ReadOptions
+from diti.data.sources import find_source
+from diti.edit.directions import learn_direction
+from diti.representation.latent import load_latent
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model, 300 labelled faces and two image files of another size."""
+    folder = tmp_path_factory.mktemp("place")
+    tiny_model(subsets=6).save(folder / "model")
+    prepare(find_source("toyfaces:300", ReadOptions(size=16)), folder / "faces", 16)
+    for name, pixels in zip("ab", toyfaces.render(toyfaces.sample(2, seed=2), 40), strict=True):
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+    return folder
+
+
+def test_interpolate_writes_grid_frames_and_animation(place, diti):
+    words = ["--subset", "early,late,all", "--scales", "0,0.5,1", "--calls", 4, "--x-t", "keep"]
+    files = ["--out", "grid.png", "--frames", "frames", "--animate", "walk.gif"]
+    result = diti("interpolate", "model", "a.png", "b.png", *words, *files, cwd=place)
+    assert result.returncode == 0, result.stderr
+    assert "next:" in result.stdout and "grid.png" in result.stdout
+    with Image.open(place / "grid.png") as grid:
+        assert grid.width > 300
+    with Image.open(place / "walk.gif") as walk:
+        assert len(list(ImageSequence.Iterator(walk))) > 3
+    assert len(list((place / "frames").iterdir())) >= 9
+
+
+def test_manipulate_draws_both_signs_and_keeps_the_direction(place, diti):
+    words = [
+        "--attribute",
+        "hat",
+        "--data",
+        "faces",
+        "--dims",
+        4,
+        "--scale",
+        "0.3",
+        "--calls",
+        4,
+        "--out",
+        "hat.png",
+    ]
+    first, second = (diti("manipulate", "model", "a.png", *words, cwd=place) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stderr
+    assert (place / "model" / "attributes" / "hat.safetensors").is_file()
+    assert "next:" in first.stdout
+    with Image.open(place / "hat.png") as row:
+        assert row.width > 4 * row.height / 2  # image, reconstruction, -0.3, +0.3
+
+
+def test_new_images_come_from_the_backbone_until_there_is_a_latent(place, diti):
+    before = diti("sample", "model", "-n", 2, "--calls", 3, "--out", "s.png", cwd=place)
+    assert before.returncode == 0, before.stderr
+    assert "drawn by the backbone alone" in before.stdout
+    trained = diti("train-latent", "model", "--data", "faces", "--codes", 2560, cwd=place)
+    assert trained.returncode == 0, trained.stderr
+    assert "AUROC" in trained.stdout and load_latent(place / "model").dims == 12
+    after = diti("sample", "model", "-n", 2, "--calls", 3, "--out", "s.png", cwd=place)
+    assert after.returncode == 0, after.stderr
+    assert "z drawn anew" in after.stdout
+
+
+def test_vary_shows_original_reconstruction_and_variations(place, diti):
+    result = diti("vary", "model", "a.png", "-n", 3, "--calls", 3, "--out", "v.png", cwd=place)
+    assert result.returncode == 0, result.stderr
+    with Image.open(place / "v.png") as row:
+        assert row.width > 4 * row.height / 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["interpolate", "model", "a.png", "b.png", "--subset", "earli"], "early"),
+        (["interpolate", "model", "a.png", "b.png", "--scales", "zero"], "is not a list of numbers"),
+        (["interpolate", "model", "a.png", "missing.png"], "missing.png"),
+        (["interpolate", "nowhere", "a.png", "b.png"], "nowhere"),
+        (["manipulate", "model", "a.png", "--attribute", "hats", "--data", "faces", "--dims", "4"], "hat"),
+        (["manipulate", "model", "a.png", "--attribute", "hat", "--data", "faces", "--dims", "99"], "12"),
+        (["vary", "model", "model/model.json"], "model.json"),
+        (["train-latent", "nowhere", "--data", "faces"], "nowhere"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
+)
+def test_mistakes_get_one_line(place, diti, words, said):
+    result = diti(*words, cwd=place)
+    assert result.returncode == 2, result.stdout
+    assert said in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
+
+
+def test_the_methods_of_the_model_are_the_algorithms(model, faces, tmp_path):
+    moved = model.interpolate(faces[0], faces[1], subset="late", scale=0.0, calls=4)
+    torch.testing.assert_close(moved, model.reconstruct(faces[0], calls=4), atol=1e-4, rtol=1e-4)
+    dataset = prepare(find_source("toyfaces:200", ReadOptions(size=16)), tmp_path / "faces", 16)
+    direction = learn_direction(model, dataset, "hat", dims=4)
+    still = model.manipulate(faces, direction, scale=0.0, calls=4)
+    torch.testing.assert_close(still, model.reconstruct(faces, calls=4), atol=1e-4, rtol=1e-4)
+    assert (model.manipulate(faces, direction, scale=2.0, calls=4) - still).abs().max() > 1e-4
