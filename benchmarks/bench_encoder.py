@@ -55,16 +55,28 @@ POOLINGS: dict[str, Pooling] = {
 def main(data: str, backbone_folder: str) -> None:
     backbone = load_backbone(backbone_folder).eval()
     dataset = open_data(data, backbone.size)
-    train = numpy_generator(0, "bench-encoder").permutation(dataset.rows("train"))[: TRAIN + HELD_OUT]
-    rows = np.concatenate([train, dataset.rows("valid")])
-    places = np.arange(len(rows))
-    splits = Splits(places[:TRAIN], places[TRAIN : len(train)], places[len(train) :])
+    rows, splits = validation_split(dataset)
     print(f"mean AP on {len(splits.test):,} validation images, {len(splits.train):,} training images")
     print(f"{'features':<34}{'dims':>6}" + "".join(f"{f'PCA to {dims}':>12}" for dims in DIMS))
     show("pixels", pixels_flat(dataset, rows), dataset, rows, splits)
     for time in TIMES:
         for name, features in pooled(backbone, time, dataset, rows).items():
             show(f"t = {time}, {name}", features, dataset, rows, splits)
+
+
+def validation_split(dataset: Dataset) -> tuple[np.ndarray, Splits]:
+    """Rows of a dataset and their parts: some training images, some held out of them, all validation images."""
+    train = numpy_generator(0, "bench-encoder").permutation(dataset.rows("train"))[: TRAIN + HELD_OUT]
+    rows = np.concatenate([train, dataset.rows("valid")])
+    places = np.arange(len(rows))
+    return rows, Splits(places[:TRAIN], places[TRAIN : len(train)], places[len(train) :])
+
+
+def validation_ap(features: np.ndarray, dataset: Dataset, rows: np.ndarray, splits: Splits) -> float:
+    """Mean AP over the attributes of a probe on features (N, F) of the rows."""
+    binary = [dataset.is_binary(name) for name in dataset.attributes]
+    found = probe(features, dataset.labels()[rows], dataset.attributes, binary, splits, resamples=1)
+    return found.mean_ap or float("nan")
 
 
 @torch.no_grad()
@@ -84,7 +96,6 @@ def pooled(backbone: Backbone, time: int, dataset: Dataset, rows: np.ndarray) ->
 
 def show(name: str, features: np.ndarray, dataset: Dataset, rows: np.ndarray, splits: Splits) -> None:
     """One line: AP with the first principal components of the features."""
-    labels, binary = dataset.labels()[rows], [dataset.is_binary(n) for n in dataset.attributes]
     moments = Moments(features.shape[1])
     moments.add(torch.from_numpy(features[splits.train]))
     mean, std, correlation = moments.standardised()
@@ -92,8 +103,7 @@ def show(name: str, features: np.ndarray, dataset: Dataset, rows: np.ndarray, sp
     components = ((torch.from_numpy(features) - mean) / std @ axes).float().numpy()
     line = f"{name:<34}{features.shape[1]:>6}"
     for dims in DIMS:
-        found = probe(components[:, :dims], labels, dataset.attributes, binary, splits, resamples=1)
-        line += f"{found.mean_ap:12.3f}"
+        line += f"{validation_ap(components[:, :dims], dataset, rows, splits):12.3f}"
     print(line, flush=True)
 
 

@@ -1,7 +1,9 @@
-"""How many images a recipe needs: share of the frozen model's loss that z removes, against images seen.
+"""How many images a recipe needs, and what its code knows in the end.
 
 `python -m benchmarks.bench_recipe DATA BACKBONE OUT [IMAGES]` trains DiTi once per recipe, two at a time with one
-thread each; a run that is there already is continued or kept. Validation images, uniform time-steps, fixed noise.
+thread each; a run that is there already is continued or kept. Printed: the share of the frozen model's loss that z
+removes against images seen (validation images, uniform time-steps, fixed noise), and the mean AP of a linear probe
+on validation images. The test images are not touched.
 """
 
 from __future__ import annotations
@@ -13,38 +15,54 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.bench_encoder import validation_ap, validation_split
 from diti.core.runs import RunFolder
+from diti.data.sources import open_data
+from diti.representation.features import encode_dataset
+from diti.representation.model import load
 
 AUTHORS = (
-    "--encoder residual --decoder-start random --train-batch-size 128 --learning-rate 1e-4 "
-    "--lr-schedule constant --lr-warmup-images 0 --ema-decay 0.9999"
+    "--encoder residual --decoder-start random --time-sampling uniform --train-batch-size 128 "
+    "--learning-rate 1e-4 --lr-schedule constant --lr-warmup-images 0 --ema-decay 0.9999"
 )
-RECIPES = {  # options over the preset's; each but the first differs from ours in one thing
+FULL_RATE = "--encoder-rate 1"
+RECIPES = {  # options over the preset's; ours, then one thing less each, then three variants of uniform time-steps
     "authors": AUTHORS,
     "ours": "",
-    "random decoder": "--decoder-start random",
-    "residual encoder": "--encoder residual",
-    "trunk fine-tuned": "--trunk fine-tuned",
-    "time-steps by loss": "--time-sampling loss",
-    "batch 128": "--train-batch-size 128",
-    "rate 1e-4": "--learning-rate 1e-4",
+    "encoder at full rate": FULL_RATE,
+    "uniform time-steps": f"{FULL_RATE} --time-sampling uniform",
+    "trunk fine-tuned": f"{FULL_RATE} --time-sampling uniform --trunk fine-tuned",
+    "random decoder": f"{FULL_RATE} --time-sampling uniform --decoder-start random",
+    "residual encoder": f"{FULL_RATE} --time-sampling uniform --encoder residual",
 }
-POINTS, LANES = 16, 2
+POINTS, LANES = 8, 2
+Curve = Sequence[tuple[int, float]]  # images seen, share of the loss removed
 
 
-def main(data: str, backbone: str, out: str, images: str = "51200", only: str = "") -> None:
-    names = [name for name in RECIPES if name in only.split(",")] if only else list(RECIPES)
+def main(data: str, backbone: str, out: str, images: str = "51200") -> None:
+    Path(out).mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(LANES) as lanes:
-        curves = dict(zip(names, lanes.map(lambda n: run(n, data, backbone, Path(out), int(images)), names)))  # noqa: B905
-    report(curves)
+        curves = list(lanes.map(lambda name: run(name, data, backbone, Path(out), int(images)), RECIPES))
+    goal = curves[0][-1][1]
+    seen = "".join(f"{images:>9,}" for images, _ in curves[0][1::2])
+    print(f"{'recipe':<20}{seen}{'AP':>8}  images to the authors' loss")
+    for name, curve in zip(RECIPES, curves, strict=True):
+        shares = "".join(f"{share:9.1%}" for _, share in curve[1::2])
+        reached = first_reaching(curve, goal)
+        when = f"{reached:,.0f}" if reached else "not reached"
+        print(f"{name:<20}{shares}{code_ap(Path(out) / folder_of(name), data):8.3f}  {when}", flush=True)
 
 
-def run(name: str, data: str, backbone: str, out: Path, images: int) -> list[tuple[int, float]]:
-    """Train one recipe; (images seen, share of the loss removed) at each validation."""
-    folder = out / name.replace(" ", "-")
+def folder_of(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+def run(name: str, data: str, backbone: str, out: Path, images: int) -> Curve:
+    """Train one recipe, and read its log."""
+    folder = out / folder_of(name)
     options = ["--preset", "celeba32", "--data", data, "--backbone", backbone, "--out", str(folder)]
     length = ["--images", str(images), "--validate-images", str(images // POINTS)]
-    with (out / f"{folder.name}.txt").open("w", encoding="utf-8") as log:
+    with folder.with_suffix(".txt").open("w", encoding="utf-8") as log:
         subprocess.run(
             [sys.executable, "-m", "diti", "train", *options, *length, *RECIPES[name].split()],
             env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, stdout=log, stderr=log,
@@ -52,21 +70,23 @@ def run(name: str, data: str, backbone: str, out: Path, images: int) -> list[tup
     return [(r["images"], r["loss_removed"]) for r in RunFolder(folder).read_log() if "loss_removed" in r]
 
 
-def report(curves: dict[str, list[tuple[int, float]]]) -> None:
-    goal = curves["authors"][-1][1] if "authors" in curves else None
-    print(
-        f"{'recipe':<20}" + "".join(f"{seen:>9,}" for seen, _ in next(iter(curves.values()))[3::4]) + "  same loss"
-    )
-    for name, curve in curves.items():
-        reached = None if goal is None else first_reaching(curve, goal)
-        when = "" if goal is None else f"{reached:,} images" if reached else "not reached"
-        print(f"{name:<20}" + "".join(f"{share:9.1%}" for _, share in curve[3::4]) + f"  {when}")
+def first_reaching(curve: Curve, goal: float) -> float | None:
+    """Images after which this share of the loss is removed, on a straight line between two validations."""
+    before = (0, 0.0)
+    for seen, share in curve:
+        if share >= goal:
+            return before[0] + (seen - before[0]) * (goal - before[1]) / (share - before[1])
+        before = (seen, share)
+    return None
 
 
-def first_reaching(curve: Sequence[tuple[int, float]], goal: float) -> int | None:
-    """Images seen at the first validation at which at least this share of the loss is removed."""
-    return next((seen for seen, share in curve if share >= goal), None)
+def code_ap(folder: Path, data: str) -> float:
+    """Mean AP of a linear probe on z."""
+    model = load(folder)
+    dataset = open_data(data, model.size)
+    rows, splits = validation_split(dataset)
+    return validation_ap(encode_dataset(model, dataset)[rows], dataset, rows, splits)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:5])

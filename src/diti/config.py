@@ -39,6 +39,11 @@ class EncoderConfig:
     encoder_channels: tuple[int, ...] = (32, 64, 128, 128)  # residual: width of each level, finest first
     encoder_time: int = 50  # backbone: the time-step at which the clean image enters the U-Net's down path
     trunk: Literal["frozen", "fine-tuned"] = "frozen"  # backbone: whether the copied down path is trained too
+    encoder_rate: float = 0.1  # backbone: learning rate of the encoder, as a share of the decoder's
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.encoder_rate <= 1:
+            raise InputError(f"encoder_rate is {self.encoder_rate}; it must be from 0 (keep the encoder) to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +144,12 @@ def _train_preset(
     **training: Any,
 ) -> TrainConfig:
     length = TrainingConfig(images=images, train_batch_size=batch, learning_rate=rate, **training)
-    return TrainConfig(code=EncoderConfig(encoder=encoder, code_dim=code_dim), subsets=subsets, training=length)
+    return TrainConfig(
+        code=EncoderConfig(encoder=encoder, code_dim=code_dim),
+        subsets=subsets,
+        time_sampling="loss" if encoder == "backbone" else "uniform",  # the authors': uniform
+        training=length,
+    )
 
 
 T = TypeVar("T")

@@ -2,7 +2,10 @@ import numpy as np
 import pytest
 import torch
 
+from diti.config import TrainingConfig
+from diti.core.loop import make_accelerator, train
 from diti.core.rng import Draws, torch_generator
+from diti.core.runs import RunFolder
 from diti.representation.objectives.diti import Reconstruction, draw_time, time_chances
 from diti.representation.partition import Partition
 
@@ -99,3 +102,18 @@ def test_time_steps_follow_their_chances():
     chances = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
     t, _ = draw_time(Draws(1, 0, 20_000), 3, chances)
     assert np.allclose(torch.bincount(t, minlength=3) / 20_000, chances, atol=0.015)
+
+
+def test_the_encoder_learns_at_its_share_of_the_rate(model, tmp_path):
+    """Adam's first step is as long as the rate, whatever the gradient: so the share is seen exactly."""
+    before = {name: p.detach().clone() for name, p in model.encoder.named_parameters()}
+    g_before = model.decoder.path.conv_out.weight.detach().clone()
+    objective = Reconstruction(model.encoder, model.decoder, model.partition, encoder_rate=0.1)
+    config = TrainingConfig(images=6, train_batch_size=6, learning_rate=1e-3, max_grad_norm=0)
+    train(
+        objective, lambda start, count: IMAGES, config, RunFolder(tmp_path),
+        label="one step", evaluate=lambda images: {}, accelerator=make_accelerator(config),
+    )  # fmt: skip
+    moved = {name: (p - before[name]).abs().max().item() for name, p in model.encoder.named_parameters()}
+    assert max(moved.values()) == pytest.approx(1e-4, rel=0.01)
+    assert (model.decoder.path.conv_out.weight - g_before).abs().max().item() == pytest.approx(1e-3, rel=0.01)

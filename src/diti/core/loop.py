@@ -59,6 +59,10 @@ class Objective(nn.Module):
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         raise TypeError(f"{type(self).__name__} does not define its loss")
 
+    def rate_factor(self, name: str) -> float:
+        """What the learning rate is multiplied by for the parameter of that name."""
+        return 1.0
+
 
 class Diverged(InputError):
     """The loss or its gradient is no longer a number."""
@@ -67,11 +71,16 @@ class Diverged(InputError):
 class Weights:
     """Trained parameters by name, their moving average, buffers, and Adam."""
 
-    def __init__(self, objective: nn.Module, config: TrainingConfig) -> None:
+    def __init__(self, objective: Objective, config: TrainingConfig) -> None:
         self.params = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         self.buffers = dict(objective.named_buffers())
         self.average = {name: p.detach().clone() for name, p in self.params.items()}
-        self.adam = torch.optim.Adam(self.params.values(), lr=config.learning_rate, fused=True)
+        factors = {name: objective.rate_factor(name) for name in self.params}
+        groups = [
+            {"params": [p for name, p in self.params.items() if factors[name] == factor], "factor": factor}
+            for factor in sorted(set(factors.values()))
+        ]
+        self.adam = torch.optim.Adam(groups, lr=config.learning_rate, fused=True)
         self.decay = config.ema_decay
 
     @torch.no_grad()
@@ -159,7 +168,7 @@ def train(
         while images < config.images:
             rate = learning_rate(config, images)
             for group in weights.adam.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["factor"]
             report, norm = step(model, optimizer, batches, images, config, accelerator)
             _require_finite(report, norm, images, config, run)
             weights.update_average(images // config.train_batch_size)

@@ -25,6 +25,7 @@ from diti.probe.scores import average_precision, mse
 
 CHUNK = 8192  # rows per float32 product; their sums are added up in float64
 TOLERANCE = 1e-5  # gradient norm in the metric of the preconditioner: the loss is then within 1e-10 of its minimum
+STALE = 2  # penalties in a row that help no attribute, after which weaker ones are not tried
 NEWTON_STEPS, CG_STEPS, HALVINGS = 60, 60, 30
 PAPER_EPOCHS, PAPER_LR, PAPER_BATCH = 15, 1e-3, {True: 128, False: 64}  # binary (CelebA), continuous (LFW)
 RANK_TOLERANCE = 1e-10  # principal components below this share of the largest variance are numerically empty
@@ -203,10 +204,12 @@ def fit_logistic(
     basis: Basis | None = None,
     start: Tensor | None = None,
     tolerance: float = TOLERANCE,
+    enough: Callable[[Linear], bool] | None = None,
 ) -> Path:
     """Logistic regression of all attributes for every penalty of the grid, each started from the one before.
 
-    Every attribute needs a positive and a negative. `start` (D + 1, A) is a first guess, the bias last.
+    Every attribute needs a positive and a negative. `start` (D + 1, A) is a first guess, the bias last. `enough`
+    sees each fit and may end the path: with many dims the weakest penalties take longest and help least.
     """
     basis = Basis.of(gram_matrix(x)) if basis is None else basis
     problem = _Logistic.of(x, labels)
@@ -216,8 +219,10 @@ def fit_logistic(
         theta, norm = _newton(problem, theta, float(l2), basis, tolerance)
         fits.append(theta.numpy())
         norms.append(norm.numpy())
+        if enough is not None and enough(Linear(fits[-1][:-1], fits[-1][-1], np.full(len(norm), l2), norms[-1])):
+            break
     thetas = np.stack(fits)
-    return Path(grid, thetas[:, :-1], thetas[:, -1], np.stack(norms))
+    return Path(grid[: len(fits)], thetas[:, :-1], thetas[:, -1], np.stack(norms))
 
 
 @dataclass(frozen=True)
@@ -362,9 +367,22 @@ def quality(predicted: np.ndarray, truth: np.ndarray, binary: bool) -> np.ndarra
 def fit_chosen_on(
     x: Tensor, labels: np.ndarray, binary: bool, valid: tuple[Tensor, np.ndarray], grid: np.ndarray
 ) -> Linear:
-    """Each attribute with the penalty that is best on the validation images; of equals the strongest."""
-    path = fit_path(x, labels, binary, grid)
-    found = [quality(path.at(i).predict(valid[0]), valid[1], binary) for i in range(len(grid))]
+    """Each attribute with the penalty that is best on the validation images; of equals the strongest.
+
+    The path from strong to weak ends when STALE penalties in a row were best for no attribute.
+    """
+    found: list[np.ndarray] = []
+
+    def past_the_best(fit: Linear) -> bool:
+        found.append(quality(fit.predict(valid[0]), valid[1], binary))
+        return bool((np.argmax(found, axis=0) < len(found) - STALE).all())
+
+    if binary:
+        path = fit_logistic(x, labels, grid, enough=past_the_best)
+    else:
+        path = fit_ridge(x, labels, grid)
+        for index in range(len(grid)):
+            past_the_best(path.at(index))
     return path.at(np.argmax(found, axis=0))
 
 

@@ -64,7 +64,10 @@ def build_objective(config: TrainConfig, backbone: Backbone, dataset: Dataset) -
         fit_head(encoder, dataset, config.training.seed)
     decoder = ShiftDecoder(backbone, config.code.code_dim, config.decoder_start, config.training.seed)
     chances = time_chances(curve) if curve is not None and config.time_sampling == "loss" else None
-    return Reconstruction(encoder, decoder, partition, detach=config.detach, time_chances=chances)
+    rate = config.code.encoder_rate if config.code.encoder == "backbone" else 1.0
+    return Reconstruction(
+        encoder, decoder, partition, detach=config.detach, time_chances=chances, encoder_rate=rate
+    )
 
 
 def build_partition(config: TrainConfig, timesteps: int, curve: Tensor | None) -> Partition:

@@ -33,10 +33,15 @@ class Reconstruction(Objective):
         *,
         detach: bool = False,
         time_chances: Tensor | None = None,
+        encoder_rate: float = 1.0,
     ) -> None:
         super().__init__()
         self.encoder, self.decoder, self.partition = encoder, decoder, partition
-        self.detach, self.time_chances = detach, time_chances
+        self.detach, self.time_chances, self.encoder_rate = detach, time_chances, encoder_rate
+
+    def rate_factor(self, name: str) -> float:
+        """An encoder that starts from what the backbone knows must not lose it: it learns more slowly."""
+        return self.encoder_rate if name.startswith("encoder.") else 1.0
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         t, weight = draw_time(draws, self.partition.timesteps, self.time_chances)
