@@ -356,3 +356,14 @@ def test_the_description_stays_plain_json(dataset, names, tmp_path):
     label_dataset(dataset.path, colour_means(tmp_path / "c.onnx", (None, 3, None, None)), names)
     info = json.loads((dataset.path / "dataset.json").read_text())
     assert info["predicted"]["blue_score"]["threshold"] == 0.5
+
+
+def test_the_verb_adds_the_columns_and_says_what_is_wrong(dataset, names, tmp_path, diti):
+    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
+    words = ["--model", model, "--names", names, "--normalisation", "unit"]
+    result = diti("label", dataset.path, *words)
+    assert result.returncode == 0, result.stderr
+    assert set(COLOURS) <= set(predicted_columns(open_dataset(dataset.path))) and "next: " in result.stdout
+    assert np.allclose(scores_of(dataset.path), true_colours(dataset) / 255, atol=1e-3)
+    wrong = diti("label", tmp_path, *words)
+    assert wrong.returncode == 2 and "diti prepare" in wrong.stderr and "Traceback" not in wrong.stderr

@@ -38,6 +38,7 @@ def perturb(module):
 
 
 def tiny_model() -> DiTi:
+    """Few time-steps, so that whole curves are quick."""
     backbone = build_backbone(SHAPE, seed=0).eval()
     perturb(backbone)
     code = EncoderConfig(encoder="residual", code_dim=DIMS, encoder_channels=(8, 16))
@@ -101,6 +102,16 @@ def photos(tmp_path):
     for i in range(12):
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(tmp_path / "photos" / f"{i}.png")
     return tmp_path / "photos"
+
+
+def test_the_verb_on_a_model_folder(tmp_path, diti):
+    tiny_model().save(tmp_path / "model")
+    words = ["--data", "toyfaces:60", "--count", 2, "--out", tmp_path / "found"]
+    result = diti("analyze", tmp_path / "model", *words)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "found" / "analysis.json").is_file() and "hat" in result.stdout
+    wrong = diti("analyze", tmp_path / "model", "--data", "toyfaces:60", "--tau", 2)
+    assert wrong.returncode == 2 and "tau" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
 def test_other_images_without_pairs_get_what_can_be_done(tmp_path, photos, capsys):
