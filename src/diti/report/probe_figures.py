@@ -36,10 +36,10 @@ def save_attributes(result: ProbeResult, path: Path) -> Path:
         axes.barh(place, score, color=OURS if row.kind == "binary" else "#5a9e7c", height=0.7)
         if interval:
             axes.plot(interval, [place, place], color="black", linewidth=1)
-        axes.plot([row.chance or 0.0] * 2, [place - 0.4, place + 0.4], color=WORSE, linewidth=1.5)
+        axes.plot([row.chance or 0.0] * 2, [place - 0.4, place + 0.4], color=BETTER, linewidth=1.5)
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.set(
-        xlabel="AP (blue) or Pearson r (green), 95 % interval; blue tick: chance", ylim=(-0.6, len(rows) - 0.4)
+        xlabel="AP (blue) or Pearson r (green), 95 % interval; red tick: chance", ylim=(-0.6, len(rows) - 0.4)
     )
     return _write(figure, path)
 
