@@ -12,7 +12,9 @@ from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import torch_generator
 from diti.data import toyfaces
-from diti.data.sources import open_data
+from diti.data.prepare import prepare
+from diti.data.source import ReadOptions
+from diti.data.sources import find_source, open_data
 from diti.diffusion.backbone import build_backbone
 from diti.diffusion.schedule import Schedule
 from diti.report.analysis import analyze
@@ -102,6 +104,16 @@ def photos(tmp_path):
     for i in range(12):
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(tmp_path / "photos" / f"{i}.png")
     return tmp_path / "photos"
+
+
+def test_predicted_labels_are_marked(tmp_path, photos, capsys):
+    (photos / "attributes.csv").write_text("\n".join(["file,smile", *(f"{i}.png,{i % 2}" for i in range(12))]))
+    dataset = prepare(find_source(str(photos), ReadOptions(size=16)), tmp_path / "set", 16)
+    marked = {**dataset.info, "predicted": {"smile": {"model": "m.onnx", "sha256": "0", "threshold": 0.5}}}
+    (dataset.path / "dataset.json").write_text(json.dumps(marked))
+    tiny_model().save(tmp_path / "model")
+    assert run(tmp_path / "model", dataset.path, tmp_path / "out")["predicted"] == ["smile"]
+    assert "labels predicted by a network, not true ones: smile" in capsys.readouterr().out
 
 
 def test_the_verb_on_a_model_folder(tmp_path, diti):

@@ -14,6 +14,7 @@ from diti.core.progress import Advance, progress_bar
 from diti.core.rng import torch_generator
 from diti.core.runs import versions, write_json
 from diti.data.attributes import SPLITS
+from diti.data.predicted import predicted_columns
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.data.toyfaces import NAMES
@@ -74,7 +75,7 @@ def analyze(
     record: dict[str, Any] = {
         "model": model, "method": trained.method if trained else None, "data": data, "dataset_hash": dataset.hash,
         "timesteps": backbone.timesteps, "tau": tau, "count": count, "seed": seed, "versions": versions(),
-        "left_out": [],
+        "predicted": sorted(predicted_columns(dataset)), "left_out": [],
     }  # fmt: skip
     draw_pictures(record, backbone, trained, dataset, out)
     if found is None:
@@ -269,6 +270,8 @@ def print_record(record: dict[str, Any], out: Path) -> None:
             subsets = [str(a.get(key, "–")) for key in ("subset", "probed_subset")]
             table.add_row(name, f"{a['pixel_change']:.2f}", _step(a[CLOSED]), _step(a[MEASURED]), *subsets)
         Console().print(table)
+    if record["predicted"]:
+        print(f"labels predicted by a network, not true ones: {', '.join(record['predicted'])}")
     for pair in record.get("ordering", ()):
         if pair["rho"] is not None:
             bounds = f"{pair['low']:.2f} to {pair['high']:.2f}"

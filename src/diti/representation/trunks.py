@@ -7,6 +7,7 @@ size.  backbone: the diffusion U-Net's own down path, pooled.  Letters: B images
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,8 +34,7 @@ class AuthorsTrunk(nn.Module):
             raise InputError(f"the authors' encoders are for {sizes}, got {size} px; use encoder 'residual'")
         widths = AUTHORS_WIDTHS[size]
         self.convs = nn.ModuleList(
-            nn.Conv2d(before, after, 3, stride=2, padding=1)
-            for before, after in zip((3, *widths), widths, strict=False)
+            nn.Conv2d(before, after, 3, stride=2, padding=1) for before, after in pairwise((3, *widths))
         )
         self.norms = nn.ModuleList(nn.GroupNorm(32, width) for width in widths)
         self.attended = (size // 16).bit_length() - 2  # index of the convolution whose output is 16 px
