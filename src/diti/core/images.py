@@ -13,6 +13,7 @@ from diti.core.runs import atomic_path
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.figure import Figure
 
 _INK, _PAPER, _GAP, _FONT_SIZE = (40, 40, 46), (255, 255, 255), 2, 13
 
@@ -78,4 +79,11 @@ def save_picture(picture: Image.Image, path: Path) -> Path:
     """Write a PNG (or whatever the name's ending says) under a temporary name and rename it."""
     with atomic_path(path) as temporary:
         picture.save(temporary, format=Image.registered_extensions().get(path.suffix.lower(), "PNG"))
+    return path
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a matplotlib figure as a PNG under a temporary name and rename it."""
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=130)
     return path

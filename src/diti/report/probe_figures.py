@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diti.core.runs import atomic_path
+from diti.core.images import save_figure
 from diti.probe.linear import AttributeRow, ProbeResult
 from diti.probe.matrix import Cumulative, SubsetMatrix
 
@@ -41,7 +41,7 @@ def save_attributes(result: ProbeResult, path: Path) -> Path:
     axes.set(
         xlabel="AP (blue) or Pearson r (green), 95 % interval; red tick: chance", ylim=(-0.6, len(rows) - 0.4)
     )
-    return _write(figure, path)
+    return save_figure(figure, path)
 
 
 def save_differences(pairs: Sequence[tuple[AttributeRow, dict[str, Any]]], other: str, path: Path) -> Path:
@@ -55,7 +55,7 @@ def save_differences(pairs: Sequence[tuple[AttributeRow, dict[str, Any]]], other
     axes.set_yticks(range(len(found)), [name for name, _ in found])
     mean = float(np.mean([gain for _, gain in found]))
     axes.set(xlabel=f"score minus that of {Path(other).name}; mean {mean:+.3f}", ylim=(-0.6, len(found) - 0.4))
-    return _write(figure, path)
+    return save_figure(figure, path)
 
 
 def save_weights(result: ProbeResult, path: Path) -> Path:
@@ -66,7 +66,7 @@ def save_weights(result: ProbeResult, path: Path) -> Path:
     axes = figure.subplots()
     axes.hist(relative_weights(result.weights).ravel(), bins=40, range=(0, 1), density=True, color=OURS)
     axes.set(xlabel="|weight| / largest |weight| of the attribute", ylabel="density", xlim=(0, 1))
-    return _write(figure, path)
+    return save_figure(figure, path)
 
 
 def relative_weights(weights: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ def save_matrix(matrix: SubsetMatrix, times: Sequence[int], path: Path) -> Path:
         axes.set_xticks(list(shown), [str(times[i]) for i in shown])
         axes.set_yticks(range(len(names)), names, fontsize=8)
         figure.colorbar(image, ax=axes, shrink=0.6)
-    return _write(figure, path)
+    return save_figure(figure, path)
 
 
 def _centre(gain: np.ndarray) -> np.ndarray:
@@ -116,7 +116,7 @@ def save_cumulative(growing: Cumulative, path: Path) -> Path:
         axes.axhline(chance, color=WORSE, linewidth=1, linestyle=":", label="chance")
         axes.set(xlabel="subsets in use", ylabel=f"mean {ROWS[score]}")
         axes.legend(frameon=False, fontsize=8)
-    return _write(figure, path)
+    return save_figure(figure, path)
 
 
 def _tall(rows: int) -> tuple[Figure, Any]:
@@ -128,9 +128,3 @@ def _tall(rows: int) -> tuple[Figure, Any]:
     axes.tick_params(axis="y", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
-
-
-def _write(figure: Figure, path: Path) -> Path:
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-    return path

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diti.core.images import grid, save_picture, to_uint8
+from diti.core.images import grid, save_figure, save_picture, to_uint8
 from diti.core.rng import torch_generator
-from diti.core.runs import atomic_path
 from diti.diffusion.schedule import Schedule, gather, q_sample
 from diti.theory import Reconstruct, attribute_error, closed_form_curve, lost_at
 
@@ -47,7 +46,7 @@ def save_overlap_figure(schedule: Schedule, path: Path) -> Path:
         errors = [f"{attribute_error(d, abar).item():.2f}" for d in (fine, coarse)]
         axes.set_title(f"t = {t}", fontsize=12, color=INK)
         axes.set_xlabel(f"{caption}\nErr(A, B) = {errors[0]}    Err(A, C) = {errors[1]}", fontsize=9.5, color=INK)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _distance(first: str, second: str) -> Tensor:
@@ -129,7 +128,7 @@ def save_attribute_loss(
         handles=handles, loc="outside right center", frameon=False, fontsize=9,
         title="attribute, lost at t", title_fontsize=9,
     )  # fmt: skip
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def save_ordering(attributes: Mapping[str, Mapping[str, Any]], timesteps: Sequence[int], path: Path) -> Path:
@@ -157,7 +156,7 @@ def save_ordering(attributes: Mapping[str, Mapping[str, Any]], timesteps: Sequen
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper left")
     _place_names(figure, axes, names, change, measured, list(zip(change * 2, closed + measured, strict=True)))
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _place_names(
@@ -188,9 +187,3 @@ def _time(attribute: Mapping[str, Any], key: str, timesteps: Sequence[int]) -> f
 def _shown(attribute: Mapping[str, Any]) -> str:
     lost = attribute["lost_at_monte_carlo"]
     return "never" if lost is None else f"{lost:.0f}"
-
-
-def _save(figure: Any, path: Path) -> Path:
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=130)
-    return path

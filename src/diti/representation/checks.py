@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diti.core.images import grid, save_picture, to_float, to_uint8
+from diti.core.images import grid, save_figure, save_picture, to_float, to_uint8
 from diti.core.loop import TIME_BINS, loss_by_time
-from diti.core.runs import atomic_path
 from diti.data.prepared import Dataset
 from diti.diffusion.schedule import gather, lambda_eps, q_sample, reconstruction_loss_eps, w_eps
 from diti.diffusion.validation import IMAGES, fixed_batches
@@ -93,9 +92,7 @@ def save_loss_figure(curves: LossCurves, path: Path) -> Path:
     axes.set(xlabel="t / T", ylabel="weighted loss (eq. 6)", yscale="log")
     axes.set_title(f"z removes {curves.removed():.1%} of the loss; shuffled {curves.removed_shuffled():.1%}")
     axes.legend(frameon=False)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-    return path
+    return save_figure(figure, path)
 
 
 def save_reconstructions(model: DiTi, dataset: Dataset, path: Path) -> dict[str, float]:
