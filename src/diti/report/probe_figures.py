@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +44,16 @@ def save_attributes(result: ProbeResult, path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def save_differences(pairs: Sequence[tuple[AttributeRow, dict[str, Any]]], other: str, path: Path) -> Path:
+def gains_over(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Score minus that of another probe, for the attributes that both could score."""
+    known = {row["name"]: score_of(row) for row in others}
+    found = {row["name"]: (score_of(row), known.get(row["name"])) for row in rows}
+    return {name: own - other for name, (own, other) in found.items() if own is not None and other is not None}
+
+
+def save_differences(gains: Mapping[str, float], other: str, path: Path) -> Path:
     """Figure 4: improvement of each attribute over another probe; above 2 % red, negative blue."""
-    found = [(row.name, (score_of(row) or 0.0) - (score_of(against) or 0.0)) for row, against in pairs]
-    found.sort(key=lambda item: item[1])
+    found = sorted(gains.items(), key=lambda item: item[1])
     figure, axes = _tall(len(found))
     colours = [BETTER if gain > HIGHLIGHT else WORSE if gain < 0 else PALE for _, gain in found]
     axes.barh(range(len(found)), [gain for _, gain in found], color=colours, height=0.7)

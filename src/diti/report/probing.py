@@ -172,14 +172,14 @@ class Study:
         else:
             model = load(other)
             record = self._probe(model, encode_dataset(model, self.dataset)).record()
-        rows = {row["name"]: row for row in record.get("rows", ())}
-        pairs = [(row, rows[row.name]) for row in result.rows if row.name in rows]
-        if not pairs:
+        rows, others = result.record()["rows"], record.get("rows", ())
+        gains = figures.gains_over(rows, others)
+        if not gains:
             raise InputError(f"--against {other} and this probe share no attribute; probe both on the same data")
-        alone = sorted({row.name for row in result.rows} ^ set(rows))
+        alone = sorted({row["name"] for row in rows} ^ {row["name"] for row in others})
         if alone:
             self.labels.notes.append(f"in one of the two probes only, not compared: {', '.join(alone)}")
-        self.pictures.append(figures.save_differences(pairs, other, self._beside("against")))
+        self.pictures.append(figures.save_differences(gains, other, self._beside("against")))
         return {"name": other, "probe": record}
 
     def subsets(self) -> dict[str, Any]:
