@@ -1,0 +1,160 @@
+"""`diti report`: measure what runs lack, then put everything on one page with machine-readable twins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diti.core.errors import InputError
+from diti.core.runs import command_line, versions, write_json
+from diti.data.prepared import Dataset
+from diti.data.sources import open_data
+from diti.report import tables
+from diti.report.blocks import Page, Section, Table
+from diti.report.evidence import Effort, measure_runs
+from diti.report.page import save_page
+from diti.report.runs import Group, Run, group_runs, read_run
+from diti.report.sections import sections
+
+PAGE, RECORD, LOGS = "index.html", "report.json", "logs"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was built, for the one who prints a summary."""
+
+    page: Path
+    groups: list[Group]
+    tables: list[Table]
+    verdicts: list[str]
+
+
+def report(
+    sources: Sequence[str | Path],
+    out: Path,
+    *,
+    data: str | None = None,
+    effort: Effort | None = None,
+    paper: bool = False,
+    title: str = "",
+    lead: str = "",
+    opening: Sequence[Section] = (),
+) -> Report:
+    """One page about runs, on the data they were trained on unless told otherwise.
+
+    sources: run folders, or folders of run folders. paper: show the paper's numbers, greyed, on other data too.
+    opening: sections to stand before all others.
+    """
+    paths = find_runs(sources)
+    data = data or shared_data(paths)
+    dataset = open_data(data, size_of(paths))
+    measure_runs(paths, dataset, data, effort or Effort(), out / LOGS)
+    groups = group_runs([read_run(path, dataset) for path in paths])
+    floors = floors_of(groups)
+    built, verdicts = build_tables(groups, floors, paper), tables.verdicts(groups, floors)
+    page = Page(
+        title or f"{', '.join(group.label for group in groups[:4])} on {dataset.name}",
+        "\n\n".join(part for part in (lead, " ".join(verdicts)) if part),
+        [*opening, *sections(groups, built, out / "figures")],
+        facts(dataset, data),
+    )
+    write_twins(groups, built, verdicts, out)
+    return Report(save_page(page, out / PAGE), groups, list(built.values()), verdicts)
+
+
+# ---- Which runs, which data --------------------------------------------------------------------------------
+
+
+def find_runs(sources: Sequence[str | Path]) -> list[Path]:
+    """Run folders as they are; of other folders the run folders in them, by name."""
+    found: list[Path] = []
+    for source in map(Path, sources):
+        if not source.is_dir():
+            raise InputError(f"{source} is not a folder; name run folders of diti train, or a folder of them")
+        inside = [path for path in sorted(source.iterdir()) if (path / "config.yaml").is_file()]
+        if not (source / "config.yaml").is_file() and not inside:
+            raise InputError(f"{source} holds no run; name run folders of diti train, or a folder of them")
+        found += [source] if (source / "config.yaml").is_file() else inside
+    return found
+
+
+def shared_data(paths: Sequence[Path]) -> str:
+    """What --data the runs were trained on, if it is the same."""
+    from diti.config import TrainConfig, load_yaml
+
+    names = {load_yaml(TrainConfig(), path / "config.yaml").data for path in paths}
+    if len(names) > 1:
+        raise InputError(
+            f"the runs were trained on different data ({', '.join(sorted(names))}); choose with --data"
+        )
+    return names.pop()
+
+
+def size_of(paths: Sequence[Path]) -> int:
+    """Side of the images, px, the same for all runs."""
+    from diti.diffusion.backbone import load_backbone
+
+    sizes = {load_backbone(path).size for path in paths}
+    if len(sizes) > 1:
+        raise InputError(f"the runs take images of {sorted(sizes)} px; report runs of one size together")
+    return sizes.pop()
+
+
+# ---- Tables and the page -----------------------------------------------------------------------------------
+
+
+def build_tables(groups: list[Group], floors: Sequence[dict[str, Any]], paper: bool) -> dict[str, Table]:
+    """All tables that these runs allow, by key, in the order of the page."""
+    found = [
+        tables.table1(groups, floors, paper),
+        tables.counterfactual_table(groups),
+        tables.disentanglement_table(groups),
+        tables.attribute_table(groups),
+        tables.cost_table(groups),
+        tables.provenance_table([run for group in groups for run in group.runs]),
+    ]
+    if len({cut_of(group.runs[0]) for group in groups if group.runs[0].config.method == "diti"}) > 1:
+        found.append(tables.table2(groups, paper))
+    return {table.key: table for table in found if table.rows}
+
+
+def floors_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """What was probed without a trained encoder, from the run whose probe carries it."""
+    probes = [run.probe for group in groups for run in group.runs if run.probe]
+    return next((probe["floors"] for probe in probes if "floors" in probe), [])
+
+
+def cut_of(run: Run) -> tuple[int, str, bool]:
+    """What table 2 varies."""
+    return run.config.subsets, run.config.partition, run.config.detach
+
+
+def facts(dataset: Dataset, data: str) -> dict[str, str]:
+    """What the numbers depend on besides the runs."""
+    return {
+        "command": command_line(),
+        "data": f"{data}: {dataset.name}, {len(dataset):,} images of {dataset.size} px",
+        "sha256 of the data": dataset.hash,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+    }
+
+
+def write_twins(groups: list[Group], built: dict[str, Table], verdicts: list[str], out: Path) -> None:
+    """report.json with every table and record, and a CSV file per table."""
+    for key, table in built.items():
+        tables.write_csv(table, out / f"{key}.csv")
+    runs = [
+        {"group": group.label, "path": str(run.path), "seed": run.seed, **run.records}
+        for group in groups
+        for run in group.runs
+    ]
+    record = {
+        "command": command_line(),
+        "versions": versions(),
+        "verdicts": verdicts,
+        "tables": {key: tables.table_record(table) for key, table in built.items()},
+        "runs": runs,
+    }
+    write_json(out / RECORD, record)

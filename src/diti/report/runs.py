@@ -1,0 +1,262 @@
+"""Run folders as a report reads them: one `Run` each, and runs that differ in the seed alone as a `Group`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diti.config import TRAIN_PRESETS, TrainConfig, TrainingConfig, differences, load_yaml, train_preset
+from diti.core.errors import InputError
+from diti.core.runs import RunFolder, read_json, sha256_file
+
+if TYPE_CHECKING:
+    from diti.data.prepared import Dataset
+
+Record = dict[str, Any]
+
+METHODS = {
+    "diti": "DiTi",
+    "pdae": "PDAE",
+    "diffae": "Diff-AE",
+    "simclr": "SimCLR",
+    "tcvae": "β-TCVAE",
+    "ibgan": "IB-GAN",
+}
+WORDS = {"partition": "{}", "subsets": "k = {}", "code.code_dim": "d = {}", "code.encoder": "{} encoder"}
+CUTS = ("subsets", "partition", "detach")  # settings of DiTi, without effect on the other methods
+NO_EFFECT = ("seed", "log_images", "validate_images", "checkpoint_images", "gradient_accumulation_steps")
+MEASURED = {
+    "probe": "probe.json",
+    "analysis": "analysis/analysis.json",
+    "counterfactuals": "counterfactuals/counterfactuals.json",
+}
+NEEDED = ("config.yaml", "run.json", "model.json", "checks.json")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run, and what was measured about it on one dataset; None where that is not measured yet."""
+
+    path: Path
+    label: str  # short name of the method and of what differs from its preset
+    config: TrainConfig
+    facts: Record  # run.json: command, versions, data_name, data_hash
+    checks: Record  # checks.json: what the end of the training measured
+    images: int  # seen
+    images_per_s: float | None  # median over the lines of the log
+    peak_memory_mb: float | None  # where the log has it
+    weights: dict[str, int]  # part of the model (encoder, decoder, unet) → how many numbers
+    backbone_hash: str | None  # sha256 of the weights in unet/
+    measured_on: str  # name of the dataset of the records below
+    measured: Path  # folder of the records below and their figures
+    probe: Record | None = None
+    analysis: Record | None = None
+    counterfactuals: Record | None = None
+
+    @property
+    def seed(self) -> int:
+        return self.config.training.seed
+
+    @property
+    def seconds(self) -> float | None:
+        """Of training alone, images / (images/s); pauses, validation and start are not in it."""
+        return self.images / self.images_per_s if self.images_per_s else None
+
+    @property
+    def command(self) -> str:
+        return str(self.facts.get("command", ""))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return dict(self.facts.get("versions", {}))
+
+    @property
+    def data_name(self) -> str:
+        """The dataset it was trained on."""
+        return str(self.facts.get("data_name", ""))
+
+    @property
+    def data_hash(self) -> str:
+        return str(self.facts.get("data_hash", ""))
+
+    @property
+    def encoder_hash(self) -> str | None:
+        return (self.probe or {}).get("encoder")
+
+    @property
+    def records(self) -> dict[str, Record | None]:
+        return {name: getattr(self, name) for name in MEASURED}
+
+    @property
+    def recipe(self) -> TrainConfig:
+        """The settings without seed and without what cannot change the result; data and backbone by content."""
+        standard, plain = TrainingConfig(), TrainConfig()
+        training = dataclasses.replace(
+            self.config.training, **{name: getattr(standard, name) for name in NO_EFFECT}
+        )
+        changes: Record = {} if self.config.method == "diti" else {name: getattr(plain, name) for name in CUTS}
+        return dataclasses.replace(
+            self.config,
+            preset="",
+            data=self.data_hash or self.config.data,
+            backbone=self.backbone_hash or self.config.backbone,
+            training=training,
+            **changes,
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with equal settings, each with another seed."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+
+# ---- Reading -----------------------------------------------------------------------------------------------
+
+
+def measured_folder(run: Path, dataset_name: str, dataset_hash: str) -> Path:
+    """Where a run keeps what was measured about it on a dataset."""
+    return run / "measured" / f"{dataset_name}-{dataset_hash[:8]}"
+
+
+def read_run(path: Path, dataset: Dataset) -> Run:
+    """A finished run of `diti train` with its records on `dataset`; InputError for any other folder."""
+    _check_kind(path)
+    config = load_yaml(TrainConfig(), path / "config.yaml")
+    log = RunFolder(path).read_log()
+    images = max((int(line.get("images", 0)) for line in log), default=0)
+    missing = [name for name in NEEDED if not (path / name).is_file()]
+    if images < config.training.images:
+        missing.append(f"{config.training.images - images:,} of its {config.training.images:,} images")
+    facts = read_json(path / "run.json")
+    if missing:
+        raise InputError(
+            f"{path} is not a finished run ({', '.join(missing)} missing); finish it with: {facts.get('command')}"
+        )
+    speeds = [line["images_per_s"] for line in log if "images_per_s" in line]
+    unet, measured = _weight_files(path).get("unet"), measured_folder(path, dataset.name, dataset.hash)
+    return Run(
+        path=path,
+        label=label_of(config),
+        config=config,
+        facts=facts,
+        checks=read_json(path / "checks.json"),
+        images=images,
+        images_per_s=statistics.median(speeds) if speeds else None,
+        peak_memory_mb=max((line["peak_memory_mb"] for line in log if "peak_memory_mb" in line), default=None),
+        weights={part: count_numbers(file) for part, file in _weight_files(path).items()},
+        backbone_hash=sha256_file(unet) if unet else None,
+        measured_on=dataset.name,
+        measured=measured,
+        **_read_measured(measured),
+    )
+
+
+def _check_kind(path: Path) -> None:
+    """A folder of `diti train`, finished or not."""
+    missing = [name for name in ("config.yaml", "run.json") if not (path / name).is_file()]
+    if missing:
+        raise InputError(
+            f"{path} is not a run folder ({', '.join(missing)} missing); name a folder written by: diti train"
+        )
+    verb = read_json(path / "run.json").get("verb")
+    if verb != "train":
+        raise InputError(f"{path} was written by diti {verb}; name a folder written by: diti train")
+
+
+def _read_measured(folder: Path) -> dict[str, Record | None]:
+    files = {name: folder / file for name, file in MEASURED.items()}
+    return {name: read_json(file) if file.is_file() else None for name, file in files.items()}
+
+
+def _weight_files(path: Path) -> dict[str, Path]:
+    """Part of the model → its weights."""
+    return {file.parent.name: file for file in sorted(path.glob("*/*model.safetensors"))}
+
+
+def count_numbers(file: Path) -> int:
+    """How many numbers a safetensors file holds, from its header alone."""
+    from safetensors import safe_open
+
+    with safe_open(file, framework="numpy") as tensors:
+        shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+    return sum(functools.reduce(int.__mul__, shape, 1) for shape in shapes)
+
+
+# ---- Names -------------------------------------------------------------------------------------------------
+
+
+def label_of(config: TrainConfig, only: Sequence[str] | None = None) -> str:
+    """The method's name and its settings that differ from the preset's (of these, `only` the named ones).
+
+    How long and on what it was trained is left to the tables.
+    """
+    name = METHODS.get(config.method, config.method)
+    usual = train_preset(config.preset) if config.preset in TRAIN_PRESETS else TrainConfig()
+    changed = differences(usual, config, frozenset({"method", "preset", "data", "backbone", "training", "detach"}))
+    if config.method == "diti":
+        name += "-Detach" if config.detach else ""
+    else:
+        changed = [setting for setting in changed if setting not in CUTS]
+    shown = [setting for setting in changed if only is None or setting in only]
+    return ", ".join([name, *(_words(setting, _value(config, setting)) for setting in shown)])
+
+
+def _value(config: TrainConfig, setting: str) -> Any:
+    """The value of a setting named outer.inner."""
+    return functools.reduce(getattr, setting.split("."), config)
+
+
+def _words(setting: str, value: Any) -> str:
+    """Such as `k = 8`, `balanced`, `learning rate = 0.0001`."""
+    shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    plain = setting.split(".")[-1].replace("_", " ") + " = {}"
+    return WORDS.get(setting, plain).format(shown)
+
+
+# ---- Groups ------------------------------------------------------------------------------------------------
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Runs that differ in the seed alone, together, in the order given; every label is another one."""
+    paths = [run.path.resolve() for run in runs]
+    for index, path in enumerate(paths):
+        if path in paths[:index]:
+            raise InputError(f"{runs[index].path} was given twice; name each run once")
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            # The same settings and seed again say nothing about other seeds: such a run stands alone.
+            if group[0].recipe == run.recipe and run.seed not in [member.seed for member in group]:
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    labels = _unique_labels([group[0] for group in groups])
+    return [Group(label, tuple(group)) for label, group in zip(labels, groups, strict=True)]
+
+
+def _unique_labels(firsts: Sequence[Run]) -> list[str]:
+    """Of the first run of each group: the short label, what else differs, and the folder if nothing does."""
+    labels = [run.label for run in firsts]
+    for place, run in enumerate(firsts):
+        alike = [other for other in firsts if other.label == run.label]
+        changed = {name: None for other in alike for name in differences(run.recipe, other.recipe)}
+        labels[place] = ", ".join([run.label, *(_words(name, _shown(run, name)) for name in changed)])
+    return [
+        f"{label} ({run.path.name})" if labels.count(label) > 1 else label
+        for label, run in zip(labels, firsts, strict=True)
+    ]
+
+
+def _shown(run: Run, setting: str) -> Any:
+    """The value of a setting as people know it; the recipe has hashes in place of names."""
+    names: Mapping[str, str] = {"data": run.data_name, "backbone": run.config.backbone}
+    return names.get(setting, _value(run.recipe, setting))

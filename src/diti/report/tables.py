@@ -1,0 +1,434 @@
+"""The tables of a report, from groups of runs: scores with intervals, floors and the paper's numbers beside them.
+
+Pure functions of what was read; what was not measured is a dash. A cell is bold only where `scores.apart` says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diti.core.runs import atomic_path
+from diti.report.blocks import Cell, Table, Tone
+from diti.report.paper_numbers import ablation_scores, comparable, paper_scores, training_set
+from diti.report.runs import Group, Record, Run, label_of
+from diti.report.scores import (
+    DISENTANGLED,
+    EDITED,
+    PROBED,
+    REDUCTIONS,
+    Measure,
+    Records,
+    Score,
+    apart,
+    at,
+    best_of,
+    disentangled_measures,
+    over_runs,
+    scaled,
+    score_in_row,
+)
+
+MISSING = Cell("–")
+OF_IMAGES = "bootstrap over the test images, which does not show what another seed would give"
+PAPER_SETTINGS = (
+    "the paper's numbers are of CelebA at 64 px or FFHQ at 128 px with d = 512 and, unless said, k = 64"
+)
+
+
+# ---- Parts of tables ---------------------------------------------------------------------------------------
+
+
+def score_cell(score: Score | None, measure: Measure, tone: Tone = "") -> Cell:
+    """`62.3 [61.8, 62.9]`, or a dash."""
+    if score is None:
+        return dataclasses.replace(MISSING, tone=tone)
+    text = measure.text(score.value)
+    if score.low is not None and score.high is not None:
+        text += f" [{measure.text(score.low)}, {measure.text(score.high)}]"
+    return Cell(text, score.value, score.low, score.high, tone)
+
+
+def score_columns(groups: Sequence[Group], measures: Sequence[Measure]) -> tuple[list[list[Cell]], list[str]]:
+    """A row of cells per group, the best one bold; and a note on the columns where nobody is."""
+    columns, undecided = [], []
+    for measure in measures:
+        scores = [over_runs(group, measure.of) for group in groups]
+        best = best_of(scores, measure.better)
+        if best is None and measure.better and sum(score is not None for score in scores) > 1:
+            undecided.append(measure.heading)
+        tones: list[Tone] = ["best" if place == best else "" for place in range(len(scores))]
+        columns.append([score_cell(score, measure, tone) for score, tone in zip(scores, tones, strict=True)])
+    rows = [[column[place] for column in columns] for place in range(len(groups))]
+    words = f"Nobody is bold in {', '.join(undecided)}: the intervals do not tell the best two apart."
+    return rows, [words] if undecided else []
+
+
+def intervals_note(groups: Sequence[Group], one_run: str, *record: str) -> str:
+    """Where the intervals of each group come from; `record` names what is measured, as in `at`."""
+    parts = []
+    for group in groups:
+        count, known = len(group.runs), sum(at(run.records, *record) is not None for run in group.runs)
+        source = "not measured" if known == 0 else "one run" if known == 1 else f"{known} seeds"
+        parts.append(f"{group.label}: {source}" + (f" of {count} runs" if 0 < known < count else ""))
+    return f"95 % intervals: of one run, {one_run}; of several seeds, a t-interval over them. {'; '.join(parts)}."
+
+
+def probe_notes(groups: Sequence[Group]) -> list[str]:
+    """Where the intervals come from, and what makes the comparison unfair."""
+    notes = [intervals_note(groups, OF_IMAGES, "probe")]
+    runs = [run for group in groups for run in group.runs]
+    probes = [found for run in runs if (found := at(run.records, "probe", "probe"))]
+    if len({probe["protocol"] for probe in probes}) > 1:
+        notes.append("Not probed alike: " + " | ".join(sorted({probe["protocol"] for probe in probes})) + ".")
+    if len({tuple(row["name"] for row in probe["rows"]) for probe in probes}) > 1:
+        notes.append("The means are not over the same attributes.")
+    if len({run.images for run in runs}) > 1:
+        notes.append("Not trained on equally many images: see the table of costs.")
+    return notes
+
+
+def floor_records(floors: Sequence[Record]) -> list[tuple[str, Records]]:
+    return [(floor["name"], {"probe": {"probe": floor["probe"]}}) for floor in floors]
+
+
+def _shown_measures(groups: Sequence[Group]) -> dict[str, Measure]:
+    """The probe's scores that the data allow; all of them where nothing is measured yet."""
+    found = {key: m for key, m in PROBED.items() if any(over_runs(group, m.of) for group in groups)}
+    return found or PROBED
+
+
+def _paper_keys(groups: Sequence[Group], measures: Mapping[str, Measure], asked: bool) -> tuple[list[str], str]:
+    """The scores that get a grey column, and the note that belongs to it."""
+    fitting = comparable(groups[0].runs[0].measured_on) if groups else ()
+    keys = [key for key in measures if asked or key in fitting]
+    if not keys:
+        return [], ""
+    if set(keys) <= set(fitting):
+        return keys, f"Grey: {PAPER_SETTINGS}; they do not hold for other sizes and lengths of training."
+    return keys, f"Grey: {PAPER_SETTINGS}, and of another data set than this: only the order can be compared."
+
+
+def _paper_cells(scores: Mapping[str, float] | None, keys: Sequence[str]) -> list[Cell]:
+    found = [Score(scores[key] * PROBED[key].scale) if scores else None for key in keys]
+    return [score_cell(score, PROBED[key], "paper") for key, score in zip(keys, found, strict=True)]
+
+
+def _paper_of(run: Run, asked: bool) -> Mapping[str, float] | None:
+    """The paper's scores of the method; trained on CelebA where they were asked for on other data."""
+    trained_on = training_set(run.data_name) or ("CelebA" if asked else "")
+    cuts = ("subsets",) if run.config.partition == "staged" else ("subsets", "partition")  # staged is the paper's
+    return paper_scores(label_of(run.config, only=cuts), trained_on)
+
+
+# ---- Tables ------------------------------------------------------------------------------------------------
+
+
+def table1(groups: Sequence[Group], floors: Sequence[Record] = (), paper: bool = False) -> Table:
+    """Table 1: methods × probe scores, floors below, the paper's numbers in grey where they are of the same data.
+
+    paper: show them on other data too, with a note.
+    """
+    measures = _shown_measures(groups)
+    keys, paper_note = _paper_keys(groups, measures, paper)
+    cells, undecided = score_columns(groups, list(measures.values()))
+    rows = [
+        [Cell(group.label), *row, *_paper_cells(_paper_of(group.runs[0], paper), keys)]
+        for group, row in zip(groups, cells, strict=True)
+    ]
+    below = [
+        (name, [score_cell(measure.of(records), measure, "floor") for measure in measures.values()])
+        for name, records in floor_records(floors)
+    ]
+    if "ap" in measures and (chance := _chance_ap(groups)) is not None:
+        knows_nothing = score_cell(Score(100 * chance), PROBED["ap"], "floor")
+        below.append(("chance", [knows_nothing if key == "ap" else Cell("–", tone="floor") for key in measures]))
+    rows += [[Cell(name, tone="floor"), *row, *(Cell("", tone="floor") for _ in keys)] for name, row in below]
+    headings = [measure.heading for measure in measures.values()]
+    notes = [*probe_notes(groups), *undecided, paper_note]
+    return Table(
+        "table1",
+        "Table 1: attributes read by a linear probe",
+        ["method", *headings, *(f"paper: {PROBED[key].heading}" for key in keys)],
+        rows,
+        " ".join(note for note in notes if note),
+    )
+
+
+def _chance_ap(groups: Sequence[Group]) -> float | None:
+    """Mean AP of a score that knows nothing, from the first probe."""
+    for run in (run for group in groups for run in group.runs):
+        chances = [row["chance"] for row in at(run.records, "probe", "probe", "rows") or () if row["chance"]]
+        if chances:
+            return statistics.fmean(chances)
+    return None
+
+
+def table2(groups: Sequence[Group], paper: bool = False) -> Table:
+    """Table 2: what partition, detach and the number of subsets do to DiTi. paper: as in `table1`."""
+    variants = [group for group in groups if group.runs[0].config.method == "diti"]
+    measures = _shown_measures(variants)
+    keys, paper_note = _paper_keys(variants, measures, paper)
+    cells, undecided = score_columns(variants, list(measures.values()))
+    rows = []
+    for group, row in zip(variants, cells, strict=True):
+        config = group.runs[0].config
+        cut = [Cell(config.partition), Cell("yes" if config.detach else "no"), Cell(str(config.subsets))]
+        printed = ablation_scores(config.partition, config.detach, config.subsets)
+        rows.append([Cell(group.label), *cut, *row, *_paper_cells(printed, keys)])
+    headings = ["partition", "detach", "k", *(measure.heading for measure in measures.values())]
+    notes = [*probe_notes(variants), *undecided, paper_note]
+    return Table(
+        "table2",
+        "Table 2: variants of DiTi",
+        ["method", *headings, *(f"paper: {PROBED[key].heading}" for key in keys)],
+        rows,
+        " ".join(note for note in notes if note),
+    )
+
+
+def disentanglement_table(groups: Sequence[Group]) -> Table:
+    """DCI, FactorVAE, MIG, SAP and TAD by reduction of the code, each row with its chance below."""
+    rows: list[list[Cell]] = []
+    notes = [
+        intervals_note(groups, "none", "probe", "disentanglement"),
+        "Chance: the same code with its rows permuted, and its 95 % range.",
+        "Methods are compared on equally many dims only, those of all subsets.",
+    ]
+    if any(_reduced(group, "total") for group in groups):
+        cells, undecided = score_columns(groups, disentangled_measures("total"))
+        notes += undecided
+        for group, row in zip(groups, cells, strict=True):
+            rows += _with_chance(group, "total", row)
+    for group in groups:
+        if _reduced(group, "subsets"):
+            rows += _with_chance(group, "subsets", score_columns([group], disentangled_measures("subsets"))[0][0])
+    columns = ["method", *DISENTANGLED.values()]
+    return Table("disentanglement", "Disentanglement", columns, rows, " ".join(notes))
+
+
+def _with_chance(group: Group, reduction: str, cells: Sequence[Cell]) -> list[list[Cell]]:
+    """A row of scores, and the row of chance where it is known."""
+    found = _reduced(group, reduction)
+    if not found:
+        return [[Cell(group.label), *cells]]
+    name = f"{group.label}, {REDUCTIONS[reduction].format(found[0]['dims'])}"
+    measures = disentangled_measures(reduction)
+    chance = [score_cell(_chance(found, key), m, "floor") for key, m in zip(DISENTANGLED, measures, strict=True)]
+    return [[Cell(name), *cells], [Cell(f"{name}: chance", tone="floor"), *chance]]
+
+
+def _reduced(group: Group, reduction: str) -> list[Record]:
+    """The records of the runs that have this reduction."""
+    keys = ("probe", "disentanglement", "reductions", reduction)
+    return [found for run in group.runs if (found := at(run.records, *keys))]
+
+
+def _chance(reductions: Sequence[Record], name: str) -> Score | None:
+    """Mean of chance over the runs, with the widest range."""
+    found = [chance for record in reductions if (chance := at(record, "scores", name, "chance"))]
+    if not found:
+        return None
+    low, high = min(c["low"] for c in found), max(c["high"] for c in found)
+    return Score(statistics.fmean(c["mean"] for c in found), low, high)
+
+
+def counterfactual_table(groups: Sequence[Group]) -> Table:
+    """What edits of z do to images, as a reader of attributes sees it (`diti.edit.measure`)."""
+    shown = groups if any(run.counterfactuals for group in groups for run in group.runs) else []
+    cells, undecided = score_columns(shown, EDITED)
+    rows = [[Cell(group.label), *row] for group, row in zip(shown, cells, strict=True)]
+    one_run = "bootstrap over the edited images (leakage per change has none)"
+    about = (
+        "Flips: edits that reach the wanted answer. Change and leakage: of the wanted attribute, and on average "
+        "of the others, in standard deviations. Pixels: RMS change in [-1, 1]. Distance: to the data, 1 is usual. "
+        "Concentration: whether one third of z alone carries an attribute, above what random thirds give."
+    )
+    notes = [about, intervals_note(groups, one_run, "counterfactuals"), *undecided]
+    columns = ["method", *(measure.heading for measure in EDITED)]
+    return Table("counterfactuals", "Counterfactual images, measured", columns, rows, " ".join(notes))
+
+
+def cost_table(groups: Sequence[Group]) -> Table:
+    """What the training took."""
+    parts = list(dict.fromkeys(part for group in groups for run in group.runs for part in run.weights))
+    memory = any(run.peak_memory_mb is not None for group in groups for run in group.runs)
+    rows = []
+    for group in groups:
+        speed = _middle([run.images_per_s for run in group.runs])
+        minutes = _middle([run.seconds and run.seconds / 60 for run in group.runs])
+        weights = [_middle([run.weights.get(part) for run in group.runs]) for part in parts]
+        peak = [_middle([run.peak_memory_mb for run in group.runs])] if memory else []
+        rows.append(
+            [
+                Cell(group.label),
+                count_cell(len(group.runs)),
+                count_cell(_middle([run.images for run in group.runs])),
+                count_cell(speed),
+                count_cell(minutes, digits=1),
+                *(count_cell(value) for value in (*weights, *peak)),
+            ]
+        )
+    columns = ["method", "runs", "images seen", "images/s", "minutes", *(f"weights of {part}" for part in parts)]
+    note = (
+        "Images/s: median over the log, then over runs. Minutes: images seen / images/s, of training alone; "
+        "start, validation and pauses are not in it. Other work on the machine slows a run down."
+    )
+    return Table("cost", "Cost of training", [*columns, *(["peak memory, MB"] if memory else [])], rows, note)
+
+
+def _middle(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def count_cell(value: float | None, digits: int = 0) -> Cell:
+    return MISSING if value is None else Cell(f"{value:,.{digits}f}", value)
+
+
+def provenance_table(runs: Sequence[Run]) -> Table:
+    """What each run was made of, enough to make it again."""
+    columns = ["run", "method", "seed", "command", "data", "backbone", "encoder", "versions"]
+    rows = [
+        [
+            Cell(run.path.name),
+            Cell(run.label),
+            Cell(str(run.seed)),
+            Cell(run.command or MISSING.text),
+            Cell(f"{run.data_name} {run.data_hash[:8]}".strip() or MISSING.text),
+            Cell(f"{run.config.backbone} {(run.backbone_hash or '')[:8]}".strip() or MISSING.text),
+            Cell((run.encoder_hash or MISSING.text)[:8]),
+            Cell(", ".join(f"{name} {version}" for name, version in run.versions.items()) or MISSING.text),
+        ]
+        for run in runs
+    ]
+    note = "Data, backbone and encoder: name and the first 8 digits of the sha256 of the contents."
+    return Table("provenance", "Where the numbers come from", columns, rows, note)
+
+
+def attribute_table(groups: Sequence[Group]) -> Table:
+    """Every attribute: AP (binary) or r (continuous) of each method, and the first minus the second."""
+    kinds = {
+        row["name"]: "ap" if row["kind"] == "binary" else "r"
+        for group in groups
+        for run in group.runs
+        for row in at(run.records, "probe", "probe", "rows") or ()
+    }
+    rows = []
+    for name, key in kinds.items():
+        scores = [over_runs(group, _attribute_score(name, key)) for group in groups]
+        cells = [score_cell(score, PROBED[key]) for score in scores]
+        first, second = [*scores, None, None][:2]
+        gap = Score(first.value - second.value) if first and second else None
+        gap_cell = MISSING if gap is None else Cell(f"{gap.value:+.{PROBED[key].digits}f}", gap.value)
+        heading = {"ap": "AP, %", "r": "r"}[key]
+        rows.append([Cell(name), Cell(heading), *cells, *([gap_cell] if len(groups) > 1 else [])])
+    labels = [group.label for group in groups]
+    columns = ["attribute", "score", *labels, *([f"{labels[0]} − {labels[1]}"] if len(groups) > 1 else [])]
+    notes = [intervals_note(groups, OF_IMAGES, "probe"), "Differences have no interval of their own."]
+    return Table("attributes", "Every attribute", columns, rows, " ".join(notes[: len(groups)]))
+
+
+def _attribute_score(name: str, key: str) -> Callable[[Records], Score | None]:
+    def pick(records: Records) -> Score | None:
+        rows = at(records, "probe", "probe", "rows") or ()
+        found = next((score_in_row(row, key) for row in rows if row["name"] == name), None)
+        return found and scaled(found, PROBED[key].scale)
+
+    return pick
+
+
+# ---- In words ----------------------------------------------------------------------------------------------
+
+
+def verdicts(groups: Sequence[Group], floors: Sequence[Record] = ()) -> list[str]:
+    """The first two groups compared score by score, then the floors that reach a method; no more than shown."""
+    found = []
+    if len(groups) > 1:
+        measures = [*PROBED.values(), *disentangled_measures("total"), *(m for m in EDITED if m.better)]
+        found = _compare(groups[0], groups[1], measures)
+    found += [floor_verdict(name, records, groups) for name, records in floor_records(floors)]
+    return [sentence for sentence in found if sentence]
+
+
+def _compare(first: Group, second: Group, measures: Sequence[Measure]) -> list[str]:
+    """A sentence per score with intervals, one for all that have none, one for all that one method lacks."""
+    sentences, bare = [], []
+    lacking: dict[str, list[str]] = {first.label: [], second.label: []}
+    for measure in measures:
+        a, b = over_runs(first, measure.of), over_runs(second, measure.of)
+        if a is None or b is None:
+            if a or b:
+                lacking[(second if a else first).label].append(measure.heading)
+        elif None in (a.low, b.low):
+            bare.append(f"{measure.heading} {measure.text(a.value)} against {measure.text(b.value)}")
+        else:
+            sentences.append(verdict(first.label, a, second.label, b, measure))
+    if bare:
+        words = f"{first.label} against {second.label} without an interval, so without a verdict"
+        sentences.append(f"{words}: {', '.join(bare)}.")
+    return sentences + [
+        f"Not measured for {label}: {', '.join(names)}." for label, names in lacking.items() if names
+    ]
+
+
+def verdict(first: str, a: Score, second: str, b: Score, measure: Measure) -> str:
+    """Who is ahead by one score, if the intervals show it."""
+    numbers = f"{first} {measure.text(a.value)} against {second} {measure.text(b.value)} {measure.unit}"
+    if not apart(a, b):
+        return f"{numbers}: within the interval, no difference shown."
+    ahead = first if measure.better * (a.value - b.value) > 0 else second
+    less = "; less is better" if measure.better < 0 else ""
+    return f"{numbers}: {ahead} is ahead by {measure.text(abs(a.value - b.value))}{less}."
+
+
+def floor_verdict(name: str, records: Records, groups: Sequence[Group]) -> str:
+    """Which scores of which methods a floor reaches; empty where it reaches none."""
+    reached = []
+    for measure in PROBED.values():
+        floor = measure.of(records)
+        for group in groups if floor else ():
+            own = over_runs(group, measure.of)
+            if floor and own and measure.better * (own.value - floor.value) <= 0:
+                numbers = f"{measure.text(floor.value)} against {measure.text(own.value)} {measure.unit}"
+                reached.append(f"{numbers} of {group.label}")
+    return f"{name}: as good or better without training, {', '.join(reached)}." if reached else ""
+
+
+# ---- Files -------------------------------------------------------------------------------------------------
+
+
+def write_csv(table: Table, path: Path) -> None:
+    """The table as CSV: numbers in full, the ends of intervals in columns of their own; texts as they are."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.writer(handle)
+        columns = [_csv_column(head, [row[i] for row in table.rows]) for i, head in enumerate(table.columns)]
+        for line in zip(*columns, strict=True):
+            writer.writerow([text for part in line for text in part])
+
+
+def _csv_column(heading: str, cells: Sequence[Cell]) -> list[list[str]]:
+    """Lines of a column, the heading first: texts, or value, low and high where there is a number."""
+
+    def number(value: float | None) -> str:
+        return "" if value is None else repr(value)
+
+    if all(cell.value is None for cell in cells):
+        return [[heading], *([cell.text] for cell in cells)]
+    if all(cell.low is None for cell in cells):
+        return [[heading], *([number(cell.value)] for cell in cells)]
+    names = [heading, f"{heading} low", f"{heading} high"]
+    return [names, *([number(cell.value), number(cell.low), number(cell.high)] for cell in cells)]
+
+
+def table_record(table: Table) -> dict[str, Any]:
+    """JSON-able: everything the table holds."""
+    record = dataclasses.asdict(table)
+    return record | {
+        "columns": list(table.columns),
+        "rows": [[dataclasses.asdict(c) for c in r] for r in table.rows],
+    }
