@@ -18,6 +18,7 @@ ALLOWED = {  # part → the parts it may import, itself aside; config sits besid
     "probe": {"core"},
     "edit": {"core", "config", "data", "diffusion", "representation", "probe"},
     "theory": {"core", "config", "data", "diffusion", "representation"},
+    "sweep": {"core", "config", "data", "diffusion", "representation"},
     "report": {"core", "config", "data", "diffusion", "representation", "probe", "edit", "theory"},
     "studio": {"core", "config", "data", "diffusion", "representation", "probe", "edit", "theory", "report"},
 }

@@ -101,6 +101,16 @@ def test_a_killed_run_continues_bit_for_bit(tmp_path, steps, dropout):
     assert log_of(tmp_path / "whole") == log_of(tmp_path / "killed")
 
 
+def test_a_run_killed_before_its_first_state_logs_nothing_twice(tmp_path):
+    often = dataclasses.replace(CONFIG, log_images=CONFIG.train_batch_size)
+    with pytest.raises(Killed):
+        run_loop(tmp_path / "killed", often, batches=killed_after(3))
+    assert log_of(tmp_path / "killed"), "the test needs a line from before the kill"
+    run_loop(tmp_path / "killed", often)
+    run_loop(tmp_path / "whole", often)
+    assert log_of(tmp_path / "killed") == log_of(tmp_path / "whole")
+
+
 def log_of(path):
     """The log without its clock."""
     return [{k: v for k, v in r.items() if k != "images_per_s"} for r in RunFolder(path).read_log()]

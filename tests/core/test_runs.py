@@ -72,6 +72,14 @@ def test_log_survives_a_torn_line_and_rewinds(tmp_path):
     assert run.read_log()[-1]["loss"] == 0.5
 
 
+def test_a_run_killed_while_it_began_begins_again(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".config.yaml.123.part").write_text("seed:")
+    RunFolder(folder).begin(TrainingConfig(), {"data": "x"})
+    assert (folder / "config.yaml").is_file()
+
+
 def test_a_run_is_continued_only_with_its_own_settings(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.begin(TrainingConfig(seed=1, images=5), {"data_hash": "x"})

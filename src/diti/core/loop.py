@@ -288,6 +288,8 @@ def resume(weights: Weights, run: RunFolder, accelerator: Accelerator) -> int:
     """Continue from the newest undamaged state; returns the images seen so far."""
     found = load_state(run.path / "state")
     if found is None:
+        if accelerator.is_main_process:
+            run.rewind_log(0)  # of a run that was killed before its first state
         return 0
     tensors, facts, notes = found
     weights.restore(tensors)

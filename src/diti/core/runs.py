@@ -55,6 +55,11 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _is_part(path: Path) -> bool:
+    """Whether it is what a kill left of an `atomic_path`, or a lock."""
+    return path.name.startswith(".")
+
+
 def _flush_to_disk(path: Path) -> None:
     """Contents must be on the disk before the name points to them, or a power cut leaves an empty file."""
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
@@ -128,7 +133,7 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if saved.is_file() and (self.path / "state").is_dir():
             self._require_same(load_yaml(type(config)(), saved), config, inputs, free)
-        elif self.path.exists() and any(self.path.iterdir()) and not saved.is_file():
+        elif self.path.exists() and not saved.is_file() and any(not _is_part(p) for p in self.path.iterdir()):
             raise InputError(f"--out {self.path} holds other files; choose a new or empty folder")
         write_text(saved, to_yaml(config))
         write_json(self.path / "run.json", {**inputs, "command": command_line(), "versions": versions()})

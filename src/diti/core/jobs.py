@@ -1,0 +1,142 @@
+"""Several `diti` commands side by side, each a process with one thread that ends when this process does.
+
+On a machine without a GPU two such processes do twice the work of one with two threads, since the networks that
+suit it are too small to share.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS, GRACE_SECONDS = 0.5, 10.0
+
+# The child asks Linux to be killed when its parent ends, however it ends, and becomes the command. The check
+# behind it is for a parent that ended before. Elsewhere a child outlives a parent that was killed outright.
+TIED_TO_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command to run."""
+
+    name: str
+    words: Sequence[str]  # after `diti`
+    log: Path  # file for what it prints
+
+
+@dataclass(frozen=True)
+class Child:
+    """A job on its way."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    began: float  # seconds since the epoch
+
+    @property
+    def ended(self) -> bool:
+        """As of the last poll, so that one look at a child tells one story."""
+        return self.process.returncode is not None
+
+    @property
+    def fault(self) -> str:
+        """How it ended and the last line it printed; empty when all went well."""
+        code = self.process.returncode
+        if code == 0:
+            return ""
+        ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return ": ".join([ended, *last_line(self.job.log)])
+
+
+def lanes() -> int:
+    """How many jobs side by side: one per core, or one where there is a GPU."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+
+
+def run_jobs(jobs: Sequence[Job], side_by_side: int, on_poll: Callable[[Child], None]) -> None:
+    """Run all jobs in their order; `on_poll` is told of each child twice a second and once when it has ended.
+
+    A job that fails does not stop the others. Ctrl-C and SIGTERM stop all of them.
+    """
+    waiting, running = deque(jobs), list[Child]()
+    with _terminate_as_interrupt():
+        try:
+            while waiting or running:
+                while waiting and len(running) < side_by_side:
+                    running.append(_start(waiting.popleft()))
+                time.sleep(POLL_SECONDS)
+                for child in list(running):
+                    if child.process.poll() is not None:
+                        running.remove(child)
+                    on_poll(child)
+        finally:
+            _stop(running)
+
+
+def last_line(log: Path) -> list[str]:
+    """The last line of a file that is not empty, if there is one."""
+    printed = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.strip() for line in printed if line.strip()][-1:]
+
+
+def _start(job: Job) -> Child:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.time()
+    with job.log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid()), "-m", "diti", *job.words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+    return Child(job, process, began)
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does. Only the main thread may say so; in others it stays as it was."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(children: Sequence[Child]) -> None:
+    """End what still runs; files stay whole, since all are written atomically."""
+    for child in children:
+        child.process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()

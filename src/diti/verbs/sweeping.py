@@ -1,0 +1,55 @@
+"""The verb that trains a list of runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from diti.verbs.common import Number, next_command
+
+if TYPE_CHECKING:
+    from diti.sweep import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Train a list of runs (methods × seeds × settings) from one YAML file; the same command continues it."""
+
+    file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE.yaml")]  # such as sweeps/toyfaces.yaml
+    out: Path  # folder for the runs, one folder each; runs that are done in it are skipped
+    jobs: Number = None  # runs side by side; by default one per core, or one where there is a GPU
+    dry_run: bool = False  # print the runs, check that each can be built, and stop
+
+    def run(self) -> None:
+        from diti.sweep import check_plan, read_plan, run_sweep
+
+        plan = read_plan(self.file)
+        show_plan(plan)
+        if self.dry_run:
+            check_plan(plan)
+            return
+        run_sweep(plan, self.out, self.jobs)
+        data = next(iter(plan.runs.values())).data
+        next_command(f"diti report {self.out} --data {data} --out report")
+
+
+def show_plan(plan: Plan) -> None:
+    """The runs and what they differ in."""
+    from rich.console import Console
+    from rich.table import Table
+
+    varied = plan.varied()
+    table = Table("run", *varied, title=f"{len(plan.runs)} runs, {plan.images:,} images")
+    for name, config in plan.runs.items():
+        table.add_row(name, *(str(_value(config, setting)) for setting in varied))
+    Console().print(table)
+
+
+def _value(config: object, setting: str) -> object:
+    """The value of training.seed and the like."""
+    for part in setting.split("."):
+        config = getattr(config, part)
+    return config
