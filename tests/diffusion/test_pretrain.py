@@ -19,7 +19,7 @@ from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
 from diti.diffusion.backbone import build_backbone, load_backbone
-from diti.diffusion.pretrain import Denoising, pretrain, validation_losses
+from diti.diffusion.pretrain import Denoising, output_loss, pretrain, validation_losses
 
 TINY = (
     "--data", "toyfaces:200", "--size", "16", "--unshuffle", "2", "--channels", "8", "16", "--layers", "1",
@@ -175,6 +175,23 @@ def test_the_loss_is_eq_3_in_its_eps_form():
                 report.per_image[i].item(), rel=1e-4
             )
     assert report.total.item() == pytest.approx(report.per_image.mean().item())
+
+
+@pytest.mark.parametrize("prediction", ["sample", "v_prediction"])
+def test_other_predictions_are_trained_on_what_the_network_says(prediction):
+    """Their ε error shrinks with ᾱ_t, so that in ε form the largest time-steps would not be learned."""
+    backbone = build_backbone(BackboneConfig(size=8, channels=(8,), layers=1, prediction=prediction), 0).eval()
+    rng = torch_generator(0, "test")
+    images, noise = (torch.randn(2, 3, 8, 8, generator=rng) for _ in range(2))
+    t = torch.tensor([10, 990])
+    loss = output_loss(backbone, images, t, noise)
+    for index, step in enumerate(t):
+        abar = backbone.schedule.alpha_bar[step].double()
+        x_t = abar.sqrt() * images[index] + (1 - abar).sqrt() * noise[index]
+        v = abar.sqrt() * noise[index] - (1 - abar).sqrt() * images[index]
+        target = {"sample": images[index], "v_prediction": v}[prediction]
+        error = backbone(x_t.float()[None], step[None])[0] - target
+        assert loss[index].item() == pytest.approx(error.square().mean().item(), rel=1e-4)
 
 
 def test_validation_is_repeatable_and_spread_over_time(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from diti.config import PretrainConfig, TrainConfig
+from diti.config import PretrainConfig, TrainConfig, preset
 from diti.core.images import grid, save_picture, to_uint8
 from diti.core.loop import TIME_BINS, LossReport, Objective, loss_by_time, make_accelerator, train
 from diti.core.rng import Draws
@@ -18,7 +18,7 @@ from diti.data.prepared import Dataset, training_batches
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
 from diti.diffusion.generate import samples
-from diti.diffusion.schedule import dm_loss_eps, gather, q_sample
+from diti.diffusion.schedule import dm_loss_eps, gather, q_sample, v_from_eps
 from diti.diffusion.validation import fixed_batches
 
 SAMPLES, SAMPLE_SEED = 32, 0
@@ -27,7 +27,7 @@ FREE = frozenset({"images", "log_images", "validate_images", "checkpoint_images"
 
 
 class Denoising(Objective):
-    """E ||ε - ε_θ(x_t, t)||² over images, uniform time-steps and noise."""
+    """E ||target - network(x_t, t)||² over images, uniform time-steps and noise; target as the network predicts."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -37,8 +37,24 @@ class Denoising(Objective):
         steps = self.backbone.timesteps
         t = draws.integers("time-step", steps).to(images.device)
         noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
-        loss = denoising_loss(self.backbone, images, t, noise)
+        loss = output_loss(self.backbone, images, t, noise)
         return LossReport(total=loss.mean(), per_image=loss, time_share=t / steps)
+
+
+def output_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+    """(B,) mean squared error of what the network predicts itself: ε (then this is eq. 3), x0 or v.
+
+    In its ε form the loss of a network that predicts v would vanish with ᾱ_t, and the largest t not be learned.
+    """
+    abar_t = gather(backbone.schedule.alpha_bar, t, images)
+    x_t = q_sample(images, noise, abar_t)
+    if backbone.prediction_type == "epsilon":
+        target = noise
+    elif backbone.prediction_type == "sample":
+        target = images
+    else:
+        target = v_from_eps(noise, images, abar_t)
+    return dm_loss_eps(target, backbone(x_t, t))
 
 
 def denoising_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor) -> Tensor:
@@ -71,12 +87,17 @@ def pretrain(config: PretrainConfig, out: Path) -> Path:
 
 
 def start_run(
-    config: PretrainConfig | TrainConfig, out: Path, backbone: Backbone, accelerator: Accelerator, verb: str
+    config: PretrainConfig | TrainConfig, out: Path, backbone: Backbone | None, accelerator: Accelerator, verb: str
 ) -> tuple[RunFolder, Dataset]:
-    """Open the data, prepared by the first process alone, and the run folder, which must hold this run or none."""
+    """Open the data, prepared by the first process alone, and the run folder, which must hold this run or none.
+
+    Without a backbone, data that is not prepared yet gets the size of the preset.
+    """
+    size = backbone.size if backbone else preset(config.preset).backbone.size
     with accelerator.main_process_first():
-        dataset = open_data(config.data, backbone.size)
-    backbone.require_size(dataset.size)
+        dataset = open_data(config.data, size)
+    if backbone:
+        backbone.require_size(dataset.size)
     run = RunFolder(out)
     if accelerator.is_main_process:
         run.begin(config, {"verb": verb, "data_name": dataset.name, "data_hash": dataset.hash}, FREE)
