@@ -180,9 +180,9 @@ def test_the_loss_is_eq_3_in_its_eps_form():
 @pytest.mark.parametrize("prediction", ["sample", "v_prediction"])
 def test_other_predictions_are_trained_on_what_the_network_says(prediction):
     """Their ε error shrinks with ᾱ_t, so that in ε form the largest time-steps would not be learned."""
-    backbone = build_backbone(BackboneConfig(size=8, channels=(8,), layers=1, prediction=prediction), 0).eval()
+    backbone = build_backbone(dataclasses.replace(SHAPE, prediction=prediction), 0).eval()
     rng = torch_generator(0, "test")
-    images, noise = (torch.randn(2, 3, 8, 8, generator=rng) for _ in range(2))
+    images, noise = (torch.randn(2, 3, 16, 16, generator=rng) for _ in range(2))
     t = torch.tensor([10, 990])
     loss = output_loss(backbone, images, t, noise)
     for index, step in enumerate(t):
