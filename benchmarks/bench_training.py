@@ -22,7 +22,7 @@ from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.diffusion.backbone import build_backbone, training_flops
 from diti.diffusion.pretrain import Denoising
-from diti.representation.train import build_objective
+from diti.representation.methods import find_method
 
 BATCHES = {"toyfaces32": 32, "celeba32": 32, "celeba64": 16}
 GOALS = {"celeba32": 0.40, "celeba64": 0.70}
@@ -80,7 +80,7 @@ def make_objective(name: str, verb: str, data: Dataset) -> tuple[Objective, int 
     backbone = build_backbone(preset(name).backbone, 0)
     if verb == "pretrain":
         return Denoising(backbone), training_flops(backbone)
-    return build_objective(train_preset(name), backbone, data), None
+    return find_method("diti").build(train_preset(name), backbone, data), None
 
 
 def _product() -> Callable[[], object]:

@@ -55,11 +55,13 @@ def parse(verb: str, words: list[str]) -> Verb:
     """The record of a verb's options; tyro's boxed complaint becomes one line."""
     if verb not in VERBS:
         raise InputError(f"unknown verb {verb!r}; use {', '.join(VERBS)}.{nearest(verb, VERBS)}")
-    default = {"default": _defaults(verb, words)} if verb in ("pretrain", "train") else {}
+    more: dict[str, Any] = {"default": _defaults(verb, words)} if verb in ("pretrain", "train") else {}
+    if hasattr(VERBS[verb], "description"):
+        more["description"] = VERBS[verb].description()
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            found: Verb = tyro.cli(VERBS[verb], args=words, prog=f"diti {verb}", **default)
+            found: Verb = tyro.cli(VERBS[verb], args=words, prog=f"diti {verb}", **more)
     except SystemExit as stop:
         if not stop.code:  # --help
             raise

@@ -30,7 +30,7 @@ from diti.edit.directions import (
 from diti.edit.interpolate import PIXELS_AT_ONCE, check_scales
 from diti.edit.select import DEFAULT_SELECTION
 from diti.representation.inputs import Images, as_batch
-from diti.representation.model import DiTi, inference, load
+from diti.representation.model import DiTi, inference, load_with_decoder
 
 SCALE = 0.3  # s of the authors, PDAE and Diff-AE
 SCALES = (-SCALE, -SCALE / 2, SCALE / 2, SCALE)
@@ -170,7 +170,7 @@ def manipulate_files(
     """`diti manipulate`: an image file → a captioned row; the model folder keeps the direction; what to print."""
     if out.is_dir():
         raise InputError(f"{out} is a folder; name a file such as {out / 'grid.png'}")
-    folder, loaded = locate(model), load(model)
+    folder, loaded = locate(model), load_with_decoder(model)
     pixels = decode_file(image, loaded.size)
     direction, lines = direction_of(loaded, folder, attribute, data, dims, selection, seed)
     with progress_bar("manipulating", 2 * calls, unit="steps") as advance:

@@ -20,7 +20,7 @@ from diti.diffusion.sampler import OnStep
 from diti.representation.inputs import Images, as_batch
 from diti.representation.latent import FOLDER as LATENT
 from diti.representation.latent import Latent, load_latent
-from diti.representation.model import DiTi, load
+from diti.representation.model import DiTi, load_with_decoder
 
 BATCH = 64  # images decoded at once
 COLUMNS = 8  # of a picture with many images
@@ -73,6 +73,8 @@ def save_samples(source: str | Path, count: int, out: Path, *, seed: int = 0, ca
     folder = locate(source)
     if (folder / LATENT / "config.json").is_file():
         return [f"wrote {save_new_images(folder, count, seed, calls, out)}: z drawn anew, then decoded"]
+    if (folder / "encoder").is_dir() and not (folder / "unet").is_dir():
+        load_with_decoder(folder)  # says that this model cannot
     lines = [f"wrote {save_backbone_samples(load_backbone(folder), count, seed, calls, out)}"]
     if (folder / "encoder").is_dir():
         lines.append(f"drawn by the backbone alone; for new z run: diti train-latent {source} --data DATA")
@@ -84,7 +86,7 @@ def save_new_images(
 ) -> Path:
     """`diti sample` of a model: new images as one picture."""
     folder = locate(source)
-    model, latent = load(folder), load_latent(folder)
+    model, latent = load_with_decoder(folder), load_latent(folder)
     with progress_bar("drawing", calls * -(-count // BATCH), unit="steps") as advance:
         images = draw(model, latent, count, seed, calls, on_step=lambda index, total, x: advance())
     return save_picture(grid(to_uint8(images), min(COLUMNS, count)), out)
@@ -94,7 +96,7 @@ def save_variations(
     source: str | Path, image: Path, count: int, out: Path, *, seed: int = 0, calls: int = CALLS
 ) -> Path:
     """`diti vary`: the original, its reconstruction with inferred x_T, then variations, as one picture."""
-    model = load(source)
+    model = load_with_decoder(source)
     original = to_float(decode_file(image, model.size)[None])
     with progress_bar("varying", calls * (2 + -(-count // BATCH)), unit="steps") as advance:
 

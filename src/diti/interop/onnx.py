@@ -23,7 +23,7 @@ from diti.core.errors import InputError
 from diti.core.rng import torch_generator
 from diti.core.runs import atomic_path
 from diti.representation.encoder import Encoder
-from diti.representation.model import DiTi
+from diti.representation.model import Model
 
 INPUT, OUTPUT, BATCH_AXIS = "images", "z", "N"
 CHECKED_BATCHES = (1, 3)  # one image, and another number than the example that was traced
@@ -31,7 +31,7 @@ TOLERANCE = 1e-4  # of z, between torch and onnxruntime; relative where |z| > 1
 NOISY = ("torch.onnx", "onnxscript")  # loggers that tell of absent torchvision and the like
 
 
-def export_encoder(model: DiTi, out: Path) -> str:
+def export_encoder(model: Model, out: Path) -> str:
     """Write the encoder, images float32 (N, 3, H, W) in [-1, 1] → z (N, D), any N; says how to use the file.
 
     The file names the version, size, dims and features, and holds the mean and std (D,) of z over the training
@@ -91,7 +91,7 @@ def to_onnx(encoder: Encoder) -> Any:
     return network
 
 
-def properties(model: DiTi) -> dict[str, str]:
+def properties(model: Model) -> dict[str, str]:
     """What a reader of the file has to know besides the network; lists are JSON."""
     return {
         "diti_version": metadata.version("diti"),

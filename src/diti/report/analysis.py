@@ -30,7 +30,7 @@ from diti.report.theory_figures import (
 )
 from diti.representation.checks import loss_curves, save_loss_figure
 from diti.representation.features import encode_dataset
-from diti.representation.model import DiTi, load
+from diti.representation.model import DiTi, load_with_decoder
 from diti.theory import (
     CHECK_FACES,
     Pairs,
@@ -99,7 +99,7 @@ def analyze(
 def open_model(source: str) -> tuple[Backbone, DiTi | None]:
     """The backbone of a model folder and the model, or a backbone alone."""
     if (locate(source) / "model.json").is_file():
-        model = load(source)
+        model = load_with_decoder(source)
         return model.backbone, model
     return load_backbone(source).eval(), None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from diti.core.errors import InputError
-from diti.core.runs import command_line, versions, write_json
+from diti.core.runs import command_line, read_json, versions, write_json
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.report import tables
@@ -94,9 +94,7 @@ def shared_data(paths: Sequence[Path]) -> str:
 
 def size_of(paths: Sequence[Path]) -> int:
     """Side of the images, px, the same for all runs."""
-    from diti.diffusion.backbone import load_backbone
-
-    sizes = {load_backbone(path).size for path in paths}
+    sizes = {int(read_json(path / "encoder" / "config.json")["size"]) for path in paths}
     if len(sizes) > 1:
         raise InputError(f"the runs take images of {sorted(sizes)} px; report runs of one size together")
     return sizes.pop()

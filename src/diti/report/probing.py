@@ -24,7 +24,7 @@ from diti.report import probe_figures as figures
 from diti.report.probe_tables import print_probe
 from diti.representation.features import encode_dataset, encoder_hash
 from diti.representation.floors import floors
-from diti.representation.model import DiTi, load
+from diti.representation.model import DiTi, Model, load, load_with_decoder
 
 NOISES: tuple[Literal["inferred", "random"], ...] = ("inferred", "random")
 MATRIX_ROWS = 20_000  # training images for the subset × attribute matrix, which takes hundreds of fits
@@ -103,7 +103,7 @@ class Study:
     """One model on one labelled dataset, its codes computed once."""
 
     source: str
-    model: DiTi
+    model: Model
     dataset: Dataset
     labels: Labels
     codes: np.ndarray  # (N, D)
@@ -113,7 +113,7 @@ class Study:
 
     @classmethod
     def of(cls, source: str, data: str, out: Path, options: ProbeOptions) -> Study:
-        model = load(source)
+        model = load_with_decoder(source) if options.reconstruct else load(source)
         dataset = open_data(data, model.size)
         labels = read_labels(dataset)
         return cls(source, model, dataset, labels, encode_dataset(model, dataset), out, options)
@@ -150,7 +150,7 @@ class Study:
     def _beside(self, what: str) -> Path:
         return self.out.with_name(f"{self.out.stem}-{what}.png")
 
-    def _probe(self, model: DiTi, codes: np.ndarray) -> ProbeResult:
+    def _probe(self, model: Model, codes: np.ndarray) -> ProbeResult:
         more = {}
         if self.options.protocol == "paper":  # the authors mirror half of the training images
             more["mirrored"] = encode_dataset(model, self.dataset, mirrored=True)[self.labels.splits.train]
@@ -159,7 +159,8 @@ class Study:
     def floors(self) -> list[dict[str, Any]]:
         """What the same probe finds without a trained encoder."""
         found = []
-        for name, features in floors(self.model.backbone, self.dataset, self.model.dims, self.options.seed):
+        source = self.model.backbone if isinstance(self.model, DiTi) else self.model.size
+        for name, features in floors(source, self.dataset, self.model.dims, self.options.seed):
             record = self.labels.probe(features, self.options.seed).record()
             found.append({"name": name, "probe": record})
         return found

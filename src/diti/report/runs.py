@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from diti.config import TRAIN_PRESETS, TrainConfig, TrainingConfig, differences, load_yaml, train_preset
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, read_json, sha256_file
+from diti.representation.methods import title_of
 
 if TYPE_CHECKING:
     from diti.data.prepared import Dataset
@@ -198,7 +199,7 @@ def label_of(config: TrainConfig, only: Sequence[str] | None = None) -> str:
 
     How long and on what it was trained is left to the tables.
     """
-    name = METHODS.get(config.method, config.method)
+    name = METHODS.get(config.method) or title_of(config.method)
     usual = train_preset(config.preset) if config.preset in TRAIN_PRESETS else TrainConfig()
     changed = differences(usual, config, frozenset({"method", "preset", "data", "backbone", "training", "detach"}))
     if config.method == "diti":

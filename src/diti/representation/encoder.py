@@ -118,19 +118,23 @@ class Encoder(nn.Module):
         write_network(folder, self.description, self.state_dict())
 
 
-def build_encoder(config: EncoderConfig, backbone: Backbone, seed: int) -> Encoder:
-    """A new encoder for the backbone's images; its weights depend on (config, backbone, seed) only."""
-    kind = config.encoder
-    description: dict[str, Any] = {"kind": kind, "size": backbone.size, "dims": config.code_dim, "frozen": False}
+def build_encoder(config: EncoderConfig, backbone: Backbone | int, seed: int) -> Encoder:
+    """A new encoder; its weights depend on (config, backbone, seed) only.
+
+    backbone: whose images are encoded, or the side of the images, px, where there is none.
+    """
+    kind, size = config.encoder, backbone if isinstance(backbone, int) else backbone.size
+    description: dict[str, Any] = {"kind": kind, "size": size, "dims": config.code_dim, "frozen": False}
     if kind == "residual":
         description["channels"] = list(config.encoder_channels)
-    elif kind == "backbone":
-        description |= _backbone_settings(config, backbone)
-    encoder = encoder_from_description(description, seed)
-    if kind == "backbone":
-        own = encoder.trunk.state_dict()
-        copied = {key: tensor for key, tensor in backbone.unet.state_dict().items() if key in own}
-        load_strictly(encoder.trunk, copied, "the backbone")
+    if kind != "backbone":
+        return encoder_from_description(description, seed)
+    if isinstance(backbone, int):
+        raise InputError("encoder 'backbone' is a copy of a backbone, and none is given; use encoder 'residual'")
+    encoder = encoder_from_description(description | _backbone_settings(config, backbone), seed)
+    own = encoder.trunk.state_dict()
+    copied = {key: tensor for key, tensor in backbone.unet.state_dict().items() if key in own}
+    load_strictly(encoder.trunk, copied, "the backbone")
     return encoder
 
 

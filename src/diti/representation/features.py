@@ -20,10 +20,10 @@ from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder, open_data
 from diti.representation.encoder import Encoder
 from diti.representation.inputs import as_batch
-from diti.representation.model import BATCH, DiTi, inference
+from diti.representation.model import BATCH, Model, inference
 
 
-def encode_dataset(model: DiTi, dataset: Dataset, *, mirrored: bool = False) -> np.ndarray:
+def encode_dataset(model: Model, dataset: Dataset, *, mirrored: bool = False) -> np.ndarray:
     """z float32 (N, D) of all images, in their order; of the same encoder and data computed only once."""
     return encoder_codes(model.encoder, dataset, mirrored=mirrored)
 
@@ -74,7 +74,7 @@ def encoder_hash(encoder: Encoder) -> str:
     return digest.hexdigest()
 
 
-def write_features(model: DiTi, images: str, out: Path) -> str:
+def write_features(model: Model, images: str, out: Path) -> str:
     """`diti encode`: a parquet table with the file's name, split and z, a row per image; says what it wrote."""
     dataset = open_data(images, model.size)
     codes = encode_dataset(model, dataset)

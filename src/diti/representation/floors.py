@@ -21,12 +21,17 @@ from diti.representation.principal import Moments, principal_axes
 PIXEL_SIDE = 32  # px: larger images are averaged down first, which keeps the principal axes affordable
 
 
-def floors(backbone: Backbone, dataset: Dataset, dims: int, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and features (N, F), one after the other so that only one is in memory."""
+def floors(backbone: Backbone | int, dataset: Dataset, dims: int, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and features (N, F), one after the other so that only one is in memory.
+
+    backbone: or the side of the images, px, where there is none; then its own floors are left out.
+    """
     of_pixels = principal_components(lambda rows: pixels_flat(dataset, rows), dataset, dims)
     yield f"PCA of pixels, {dims} dims", of_pixels
     untrained = build_encoder(EncoderConfig(encoder="residual", code_dim=dims), backbone, seed)
     yield f"random encoder, {dims} dims", encoder_codes(untrained, dataset)
+    if isinstance(backbone, int):
+        return
     try:
         copied = build_encoder(EncoderConfig(encoder="backbone", code_dim=1), backbone, seed)
     except InputError:  # a U-Net whose down path cannot be run on its own has no such floor

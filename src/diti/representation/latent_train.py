@@ -28,7 +28,7 @@ from diti.representation.latent import (
     encoder_hash,
     new_latent,
 )
-from diti.representation.model import load
+from diti.representation.model import load_with_decoder
 
 CODES_SEEN = 600_000  # about three minutes on two cores at D = 128
 VALIDATION_DRAWS = 8_192  # (code, time-step, noise) triples of the validation loss
@@ -93,7 +93,7 @@ def fit_latent(
     folder = Path(model_folder)
     if not folder.is_dir():
         raise InputError(f"{model_folder} is not a folder; a latent is written into a model folder on this disk")
-    model = load(folder)
+    model = load_with_decoder(folder)
     dataset = open_data(data, model.size)
     shape = default_shape(model.dims, encoder_hash(folder))
     config = latent_config(data, shape, codes_seen, seed)

@@ -1,11 +1,11 @@
-"""A trained model: encode images, decode codes, reconstruct; one self-contained folder on disk."""
+"""A trained model: encode images and, where it has a decoder, decode codes; one self-contained folder on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,6 +21,7 @@ from diti.diffusion.sampler import EpsFn, OnStep, dpm_solver_2m, timesteps
 from diti.diffusion.schedule import gather, guidance_authors, w_eps
 from diti.representation.encoder import Encoder, load_encoder
 from diti.representation.inputs import Images, as_batch
+from diti.representation.methods import decoding_methods, find_method
 from diti.representation.partition import Partition
 from diti.representation.shift import ShiftDecoder, load_decoder
 
@@ -28,28 +29,23 @@ if TYPE_CHECKING:
     from diti.edit.directions import Direction
 
 BATCH = 256  # images encoded at once
-PARTS = ("unet", "scheduler", "encoder", "decoder", "partition.json", "stats.safetensors", "model.json")
+COMMON_PARTS = ("encoder", "partition.json", "stats.safetensors", "model.json")
+DECODER_PARTS = ("unet", "scheduler", "decoder")
 
 
-@dataclass
-class DiTi:
-    """Encoder f, decoder g over the frozen backbone, partition of z, and the statistics of z."""
+class Model:
+    """What the models of all methods can do: encode, be measured, be saved. Decoding is left to those that can."""
 
     encoder: Encoder
-    decoder: ShiftDecoder
     partition: Partition
     mean: Tensor  # (D,) of z over the training set
     std: Tensor  # (D,)
-    method: str = "diti"
-
-    @property
-    def backbone(self) -> Backbone:
-        return self.decoder.backbone
+    method: str
 
     @property
     def size(self) -> int:
         """Side of the images, px."""
-        return self.backbone.size
+        return self.encoder.size
 
     @property
     def dims(self) -> int:
@@ -58,12 +54,11 @@ class DiTi:
 
     @property
     def device(self) -> torch.device:
-        return next(self.decoder.parameters()).device
+        return self.encoder.head.weight.device
 
-    def to(self, device: str | torch.device) -> DiTi:
+    def to(self, device: str | torch.device) -> Self:
         """Move the networks; codes and images always come back on the CPU."""
         self.encoder.to(device)
-        self.decoder.to(device)
         return self
 
     def feature_names(self) -> list[str]:
@@ -76,6 +71,80 @@ class DiTi:
         pixels = as_batch(images, self.size)
         with inference(self.encoder):
             return torch.cat([self.encoder(part.to(self.device)).cpu() for part in pixels.split(batch)])
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs; each part whole, model.json last."""
+        self.encoder.save(folder / "encoder")
+        write_json(folder / "partition.json", self.partition.to_json())
+        with atomic_path(folder / "stats.safetensors") as temporary:
+            save_file({"mean": self.mean.contiguous(), "std": self.std.contiguous()}, temporary)
+        write_json(folder / "model.json", {"method": self.method, "format": 1})
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen diffusion model, of a model that decodes with it."""
+        self._refuse_to_decode()
+
+    def decode(self, *given: Any, **options: Any) -> Tensor:
+        self._refuse_to_decode()
+
+    def infer_noise(self, *given: Any, **options: Any) -> Tensor:
+        self._refuse_to_decode()
+
+    def reconstruct(self, *given: Any, **options: Any) -> Tensor:
+        self._refuse_to_decode()
+
+    def interpolate(self, *given: Any, **options: Any) -> Tensor:
+        self._refuse_to_decode()
+
+    def manipulate(self, *given: Any, **options: Any) -> Tensor:
+        self._refuse_to_decode()
+
+    def guided_eps(self, *given: Any, **options: Any) -> EpsFn:
+        self._refuse_to_decode()
+
+    def _refuse_to_decode(self) -> NoReturn:
+        able = " or ".join(decoding_methods())
+        raise InputError(
+            f"a {self.method} model has no decoder: it can encode and be probed; "
+            f"reconstruct, interpolate, manipulate and sample need {able}"
+        )
+
+
+@dataclass
+class EncodeOnly(Model):
+    """Encoder f, and the statistics of z."""
+
+    encoder: Encoder
+    partition: Partition
+    mean: Tensor
+    std: Tensor
+    method: str
+
+    def feature_names(self) -> list[str]:
+        """A name per dim of z, such as z012; no time-step belongs to it."""
+        return [name.partition("_")[0] for name in self.partition.feature_names()]
+
+
+@dataclass
+class DiTi(Model):
+    """Encoder f, decoder g over the frozen backbone, partition of z, and the statistics of z."""
+
+    encoder: Encoder
+    decoder: ShiftDecoder
+    partition: Partition
+    mean: Tensor
+    std: Tensor
+    method: str = "diti"
+
+    @property
+    def backbone(self) -> Backbone:
+        return self.decoder.backbone
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the networks; codes and images always come back on the CPU."""
+        self.decoder.to(device)
+        return super().to(device)
 
     @torch.no_grad()
     def decode(
@@ -179,14 +248,10 @@ class DiTi:
         return eps
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs; each part whole."""
+        """Write everything that `load` needs; each part whole, model.json last."""
         self.backbone.save(folder)
-        self.encoder.save(folder / "encoder")
         self.decoder.save(folder / "decoder")
-        write_json(folder / "partition.json", self.partition.to_json())
-        with atomic_path(folder / "stats.safetensors") as temporary:
-            save_file({"mean": self.mean.contiguous(), "std": self.std.contiguous()}, temporary)
-        write_json(folder / "model.json", {"method": self.method, "format": 1})
+        super().save(folder)
 
 
 class inference:
@@ -205,26 +270,67 @@ class inference:
             module.training = training
 
 
-def load(source: str | Path) -> DiTi:
+def load(source: str | Path) -> Model:
     """A model from a folder, the name of a shipped one, or a hub id; strictly all of it."""
     folder = locate(source)
-    missing = [name for name in PARTS if not (folder / name).exists()]
-    if missing:
-        raise InputError(f"{folder} is not a model folder: {', '.join(missing)} missing; make one with diti train")
-    about = read_json(folder / "model.json")
+    require_parts(folder, ("model.json",))
+    name = str(read_json(folder / "model.json").get("method"))
+    try:
+        method = find_method(name)
+    except InputError as error:
+        raise InputError(f"{folder / 'model.json'}: {error}") from None
+    return method.load(folder)
+
+
+def load_with_decoder(source: str | Path) -> DiTi:
+    """The same for what needs a decoder; InputError at once for a model without."""
+    model = load(source)
+    if not isinstance(model, DiTi):
+        model._refuse_to_decode()
+    return model
+
+
+def load_diti(folder: Path) -> DiTi:
+    """What `DiTi.save` wrote."""
+    require_parts(folder, (*DECODER_PARTS, *COMMON_PARTS))
+    encoder, partition, mean, std, method = read_common(folder)
     backbone = load_backbone(folder)
-    encoder = load_encoder(folder / "encoder")
     decoder = load_decoder(folder / "decoder", backbone)
-    partition = Partition.from_json(read_json(folder / "partition.json"))
-    stats = load_file(folder / "stats.safetensors")
-    for name, found in (("encoder", encoder.dims), ("decoder", decoder.dims), ("stats", len(stats["mean"]))):
-        if found != partition.dims:
-            raise InputError(f"{folder}: {name} has {found} dims, the partition {partition.dims}; they must agree")
+    require_dims(folder, "decoder", decoder.dims, partition)
     if partition.timesteps != backbone.timesteps:
         raise InputError(
             f"{folder}: the partition is for T = {partition.timesteps}, the backbone has T = {backbone.timesteps}"
         )
-    return DiTi(encoder, decoder, partition, stats["mean"], stats["std"], about["method"])
+    return DiTi(encoder, decoder, partition, mean, std, method)
+
+
+def load_encode_only(folder: Path) -> EncodeOnly:
+    """What `EncodeOnly.save` wrote."""
+    return EncodeOnly(*read_common(folder))
+
+
+def read_common(folder: Path) -> tuple[Encoder, Partition, Tensor, Tensor, str]:
+    """Encoder, partition, mean, std and method, which the folders of all methods hold."""
+    require_parts(folder, COMMON_PARTS)
+    encoder = load_encoder(folder / "encoder")
+    partition = Partition.from_json(read_json(folder / "partition.json"))
+    stats = load_file(folder / "stats.safetensors")
+    require_dims(folder, "encoder", encoder.dims, partition)
+    require_dims(folder, "stats", len(stats["mean"]), partition)
+    return encoder, partition, stats["mean"], stats["std"], read_json(folder / "model.json")["method"]
+
+
+def require_parts(folder: Path, parts: Sequence[str]) -> None:
+    """InputError that names the parts which a model folder lacks."""
+    missing = [name for name in parts if not (folder / name).exists()]
+    if missing:
+        raise InputError(f"{folder} is not a model folder: {', '.join(missing)} missing; make one with diti train")
+
+
+def require_dims(folder: Path, name: str, found: int, partition: Partition) -> None:
+    """InputError where a part is of another model."""
+    if found != partition.dims:
+        raise InputError(f"{folder}: {name} has {found} dims, the partition {partition.dims}; they must agree")
 
 
 def code_statistics(encode: Callable[[Any], Tensor], batches: Iterator[Any]) -> tuple[Tensor, Tensor]:

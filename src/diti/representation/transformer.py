@@ -18,13 +18,13 @@ from sklearn.utils.validation import validate_data
 
 from diti.core.errors import InputError
 from diti.representation.inputs import Images, as_batch
-from diti.representation.model import BATCH, DiTi, load
+from diti.representation.model import BATCH, Model, load
 
 
 class Transformer(TransformerMixin, BaseEstimator):
     """z of images, float32 (N, D), with a name per column such as z012_t0300.
 
-    X is uint8 images (N, H, W, 3), a list of PIL images, whatever else `DiTi.encode` takes for several images, or
+    X is uint8 images (N, H, W, 3), a list of PIL images, whatever else `Model.encode` takes for several images, or
     rows (N, H·W·3) of 0..255, an image of the model's size each, channels last.
 
     model: folder, shipped name or hub id, read when first needed and kept out of pickles; or a model itself.
@@ -36,7 +36,7 @@ class Transformer(TransformerMixin, BaseEstimator):
     """
 
     def __init__(
-        self, model: str | Path | DiTi = "toyfaces32-diti", batch_size: int = BATCH, standardise: bool = True
+        self, model: str | Path | Model = "toyfaces32-diti", batch_size: int = BATCH, standardise: bool = True
     ) -> None:
         self.model = model
         self.batch_size = batch_size
@@ -63,17 +63,17 @@ class Transformer(TransformerMixin, BaseEstimator):
         """(D,) names of the columns; those of the input play no part."""
         return np.asarray(self._network().feature_names(), dtype=object)
 
-    def _network(self) -> DiTi:
+    def _network(self) -> Model:
         """The model; one that is named is read once and kept until another is named."""
         if not isinstance(self.batch_size, int | np.integer) or self.batch_size < 1:
             raise InputError(f"batch_size is {self.batch_size!r}; give a whole number of 1 or more")
-        if isinstance(self.model, DiTi):
+        if isinstance(self.model, Model):
             return self.model
         if getattr(self, "_loaded", (None,))[0] != self.model:
             self._loaded = (self.model, load(self.model))
         return self._loaded[1]
 
-    def _images(self, X: Any, network: DiTi, *, reset: bool) -> Any:
+    def _images(self, X: Any, network: Model, *, reset: bool) -> Any:
         """X as images that can be sliced; `reset` when fitting, as in scikit-learn's validate_data."""
         if isinstance(X, np.ndarray | torch.Tensor) and X.ndim == 3:
             raise InputError(f"X has shape {tuple(X.shape)}; give several images (N, H, W, 3), one as X[None]")

@@ -32,12 +32,12 @@ class Interpolate:
 
     def run(self) -> None:
         from diti.edit.interpolate import interpolate_files
-        from diti.representation.model import load
+        from diti.representation.model import load_with_decoder
 
         lines = interpolate_files(
-            load(self.model), self.first, self.second, self.subset.split(","), numbers("--scales", self.scales),
-            self.out, x_t=self.x_t, masked=self.masked, frames=self.frames, animate=self.animate,
-            calls=self.calls, seed=self.seed,
+            load_with_decoder(self.model), self.first, self.second, self.subset.split(","),
+            numbers("--scales", self.scales), self.out, x_t=self.x_t, masked=self.masked, frames=self.frames,
+            animate=self.animate, calls=self.calls, seed=self.seed,
         )  # fmt: skip
         print("\n".join(lines))
         next_command(f"diti manipulate {self.model} {self.first} --attribute NAME --data DATA")

@@ -13,16 +13,22 @@ from diti.verbs.common import File, Given, Model, Name, Names, Number, next_comm
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Show what the package does, on the built-in data, with no download."""
+    """Train DiTi and PDAE on the built-in faces, measure both and write one page; no download, 10 minutes."""
 
-    out: Path = Path("runs/demo")  # folder for what the demo makes
-    faces: int = 2_000  # number of toy faces to draw
+    out: File = None  # folder for all of it; by default runs/demo, runs/demo-quick or runs/demo-full
+    quick: bool = False  # two minutes, rough numbers
+    full: bool = False  # three seeds each, with intervals over seeds
+    faces: Number = None  # number of toy faces, instead of the length's own
+    images: Number = None  # images that each training sees, instead of the length's own
 
     def run(self) -> None:
-        from diti.demo import run_demo
+        from diti.demo import choose_length, run_demo
 
-        run_demo(self.out, self.faces)
-        next_command("diti train --data toyfaces --backbone toyfaces32 --out runs/model")
+        name, length = choose_length(self.quick, self.full, self.faces, self.images)
+        out = self.out or Path("runs", name)
+        run_demo(out, length)
+        faces = f"{out}/faces/a.png {out}/faces/b.png"
+        next_command(f"diti interpolate toyfaces32-diti {faces} --out between.png --animate between.gif")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,26 +89,34 @@ class Pretrain:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Learn a representation of images over a frozen backbone, without labels; the same command continues."""
+    """Learn a representation of images without labels, over a frozen backbone; the same command continues."""
 
     out: Path  # folder of the run; becomes the model folder
     settings: tyro.conf.OmitArgPrefixes[TrainConfig]
     config: File = None  # YAML file of settings, over the preset and under the options given here
     dry_run: bool = False  # print the resolved settings and stop
 
+    @classmethod
+    def description(cls) -> str:
+        """For --help."""
+        from diti.representation.methods import known_methods
+
+        methods = "\n".join(f"  {name:<8} {about}" for name, about in known_methods().items())
+        return f"{cls.__doc__}\n\nMethods:\n{methods}"
+
     def run(self) -> None:
-        show(self.settings, required=("data", "backbone"))
+        from diti.representation.methods import find_method
+
+        with_backbone = find_method(self.settings.method).wants_backbone(self.settings)
+        show(self.settings, required=("data", "backbone") if with_backbone else ("data",))
         if self.dry_run:
             return
         from diti.representation.train import train_model
 
-        facts = train_model(self.settings, self.out)
-        if facts:
-            print(
-                f"z removes {facts['loss_removed']:.1%} of the frozen model's loss, z of another image "
-                f"{facts['loss_removed_shuffled']:.1%}; reconstruction error {facts['reconstruction_mse']:.2g}\n"
-                f"wrote {self.out}/losses.png, {self.out}/reconstructions.png and the model"
-            )
+        found = train_model(self.settings, self.out)
+        if found.facts:
+            written = [f"{self.out}/{name}" for name in found.pictures]
+            print("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))
         next_command(f"diti encode {self.out} {self.settings.data} --out features.parquet")
 
 

@@ -5,11 +5,19 @@ PDAE is the same with one subset.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from diti.core.loop import LossReport, Objective
+from diti.config import TrainConfig
+from diti.core.errors import InputError
+from diti.core.loop import LossReport
 from diti.core.rng import Draws
+from diti.data.prepared import Dataset
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.pretrain import denoising_loss
 from diti.diffusion.schedule import (
     gather,
     lambda_eps,
@@ -17,12 +25,19 @@ from diti.diffusion.schedule import (
     reconstruction_loss_eps,
     w_eps,
 )
-from diti.representation.encoder import Encoder
-from diti.representation.partition import Partition
+from diti.diffusion.validation import fixed_batches
+from diti.representation.checks import loss_curves, save_loss_figure, save_reconstructions
+from diti.representation.encoder import Encoder, build_encoder
+from diti.representation.methods import Findings
+from diti.representation.model import DiTi, inference, load_diti
+from diti.representation.objectives.base import EncoderObjective, new_encoder
+from diti.representation.partition import Partition, make_partition
 from diti.representation.shift import ShiftDecoder
 
+CURVE_IMAGES, CURVE_BINS = 2_048, 50  # for the loss by time-step that adaptive choices are made from
 
-class Reconstruction(Objective):
+
+class Reconstruction(EncoderObjective):
     """Algorithm 1: encode, noise, mask z by the time-step, and reconstruct with g on top of the frozen model."""
 
     def __init__(
@@ -85,3 +100,91 @@ def time_chances(loss_by_time: Tensor, floor: float = 0.5) -> Tensor:
     """
     share = loss_by_time.double() / loss_by_time.double().sum()
     return floor / len(share) + (1 - floor) * share
+
+
+# ---- The method: how it starts, what is told about it -------------------------------------------------------
+
+
+def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Reconstruction:
+    """Networks, partition and loss, before the first step."""
+    backbone = _given(backbone)
+    needs_curve = config.partition == "adaptive" or config.time_sampling == "loss"
+    curve = frozen_loss_by_time(backbone, dataset) if needs_curve else None
+    partition = build_partition(config, backbone.timesteps, curve)
+    encoder = new_encoder(config, backbone, dataset)
+    decoder = ShiftDecoder(backbone, config.code.code_dim, config.decoder_start, config.training.seed)
+    chances = time_chances(curve) if curve is not None and config.time_sampling == "loss" else None
+    rate = config.code.encoder_rate if config.code.encoder == "backbone" else 1.0
+    return Reconstruction(
+        encoder, decoder, partition, detach=config.detach, time_chances=chances, encoder_rate=rate
+    )
+
+
+def refuse(config: TrainConfig, backbone: Backbone | int) -> None:
+    """InputError where the partition or a network cannot be built."""
+    backbone = _given(backbone)
+    build_partition(config, backbone.timesteps, torch.ones(backbone.timesteps))
+    build_encoder(config.code, backbone, seed=0)
+    ShiftDecoder(backbone, config.code.code_dim, config.decoder_start)
+
+
+def _given(backbone: Backbone | int | None) -> Backbone:
+    if not isinstance(backbone, Backbone):
+        raise InputError("diti and pdae learn over a frozen diffusion model; name one with --backbone")
+    return backbone
+
+
+def build_partition(config: TrainConfig, timesteps: int, curve: Tensor | None) -> Partition:
+    """How z is cut: PDAE's one subset, or the named partition."""
+    if config.method == "pdae":
+        if config.detach:
+            raise InputError("--detach needs several subsets and pdae has one; use --method diti")
+        return Partition.single(timesteps, config.code.code_dim)
+    parameters = {"loss_by_time": curve.tolist()} if config.partition == "adaptive" and curve is not None else {}
+    return make_partition(config.partition, timesteps, config.subsets, config.code.code_dim, **parameters)
+
+
+@torch.no_grad()
+def frozen_loss_by_time(backbone: Backbone, dataset: Dataset) -> Tensor:
+    """(T,) the frozen model's weighted loss by time-step: means over equal stretches, made positive."""
+    device = next(backbone.parameters()).device
+    total, count = torch.zeros(CURVE_BINS, dtype=torch.float64), torch.zeros(CURVE_BINS, dtype=torch.float64)
+    for pixels, t, noise in fixed_batches(dataset, backbone.timesteps, device, CURVE_IMAGES, split="train"):
+        weight = gather(lambda_eps(backbone.schedule), t, pixels).flatten()
+        loss = (weight * denoising_loss(backbone, pixels, t, noise)).double().cpu()
+        place = (t.cpu() * CURVE_BINS) // backbone.timesteps
+        total.index_add_(0, place, loss)
+        count.index_add_(0, place, torch.ones_like(loss))
+    means = (total / count.clamp(min=1)).clamp(min=1e-12)
+    return means[torch.arange(backbone.timesteps) * CURVE_BINS // backbone.timesteps]
+
+
+def evaluate(objective: Reconstruction, dataset: Dataset) -> dict[str, Any]:
+    """Validation losses with z, with z shuffled, and of the frozen model."""
+    with inference(objective):
+        return loss_curves(objective.encoder, objective.decoder, objective.partition, dataset).record()
+
+
+def model(objective: Reconstruction, config: TrainConfig, mean: Tensor, std: Tensor) -> DiTi:
+    """The trained networks as a model."""
+    return DiTi(objective.encoder, objective.decoder, objective.partition, mean, std, config.method)
+
+
+def check(model: DiTi, dataset: Dataset, folder: Path) -> Findings:
+    """Is z used, where, and what does it keep: three facts about z, and a picture of each."""
+    curves = loss_curves(model.encoder, model.decoder, model.partition, dataset)
+    save_loss_figure(curves, folder / "losses.png")
+    errors = save_reconstructions(model, dataset, folder / "reconstructions.png")
+    sentences = (
+        f"z removes {curves.removed():.1%} of the frozen model's loss, z of another image "
+        f"{curves.removed_shuffled():.1%}",
+        f"reconstruction error (mean squared, pixels in [-1, 1]): {errors['reconstruction_mse']:.2g} with "
+        f"inferred noise, {errors['reconstruction_mse_random_noise']:.2g} with random noise",
+    )
+    pictures = {"losses.png": "loss by time-step", "reconstructions.png": "reconstructions"}
+    return Findings(curves.record() | errors, sentences, pictures)
+
+
+def load(folder: Path) -> DiTi:
+    """What `DiTi.save` wrote."""
+    return load_diti(folder)
