@@ -1,6 +1,5 @@
 """The command line as a person meets it."""
 
-import re
 import subprocess
 import sys
 
@@ -77,13 +76,3 @@ def test_public_names_exist_and_others_are_refused():
         assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="public names"):
         package.nonsense  # noqa: B018
-
-
-def test_demo_shows_what_exists(tmp_path, capsys):
-    assert main(["demo", "--out", str(tmp_path / "demo"), "--faces", "60"]) == 0
-    shown = capsys.readouterr().out
-    assert "60 images of 64 px (toyfaces)" in shown and "train --data toyfaces --backbone toyfaces32" in shown
-    error = float(re.search(r"mean squared error (\S+)", shown)[1])
-    assert error < 0.01, "faces come back from noise"
-    for name in ("toyfaces.png", "changes.png", "samples.png", "round_trip.png"):
-        assert (tmp_path / "demo" / name).stat().st_size > 10_000

@@ -1,54 +1,172 @@
-"""`diti demo`: what exists so far, on the built-in faces."""
+"""`diti demo`: the whole path on the built-in faces, from pixels to one page, trained for real."""
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
+from diti.config import DEFAULT_PRESET, TrainConfig, train_preset
+from diti.core.errors import InputError
 from diti.core.images import grid, save_picture
+from diti.core.runs import atomic_path
 from diti.data import toyfaces
 from diti.data.prepare import prepare
+from diti.data.prepared import Dataset
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
-from diti.data.summary import print_summary, save_sheet
+from diti.data.summary import save_sheet
+from diti.report.blocks import Figure, Section
+from diti.report.build import Report, report
+from diti.report.evidence import Effort
+from diti.report.terminal import print_table
 
-SIZE = 64
-
-
-def run_demo(out: Path, faces: int) -> None:
-    """Toy faces as a dataset folder, single attributes changed, and what the shipped diffusion model draws."""
-    source = find_source(f"toyfaces:{faces}", ReadOptions(size=SIZE))
-    dataset = prepare(source, out / "data", SIZE)
-    print_summary(dataset)
-    for picture in (save_sheet(dataset, out / "toyfaces.png"), save_changes(out / "changes.png")):
-        print(f"wrote {picture}")
-    show_backbone(out)
+SHIPPED = "toyfaces32-diti"  # a DiTi model that was trained longer, in the box
+METHODS = ("diti", "pdae")
+SIZE = 32  # px, of the faces that are learned from
+FEWEST_FACES = 500
+SHOWN_SIZE = 64  # px, of the faces that explain the attributes
 
 
-def show_backbone(out: Path) -> None:
-    """New faces from noise, and faces that went to noise and back."""
-    from diti.core.images import to_float, to_uint8
-    from diti.diffusion.backbone import load_backbone
-    from diti.diffusion.generate import CALLS, round_trip, save_samples
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How much a demo does, and what its numbers are worth."""
 
-    backbone = load_backbone("toyfaces32")
-    print(
-        f"wrote {save_samples(backbone, 32, 0, CALLS, out / 'samples.png')}: drawn by the shipped diffusion model"
+    faces: int  # toy faces to draw
+    images: int  # seen by each training
+    seeds: tuple[int, ...] = (0,)
+    effort: Effort = field(default_factory=Effort)
+    remark: str
+
+
+LENGTHS = {
+    "quick": Length(
+        faces=4_000,
+        images=6_400,
+        effort=Effort(faces=8, pairs=8, changes=4, reader_images=9_600, reconstructed=16),
+        remark="A quick look: hardly trained, scored on few images, so the numbers are rough.",
+    ),
+    "normal": Length(
+        faces=30_000,
+        images=50_000,
+        remark="One seed: the intervals say how much other test images change a score, not another training.",
+    ),
+    "full": Length(
+        faces=30_000,
+        images=50_000,
+        seeds=(0, 1, 2),
+        remark="Three seeds: the intervals are over trainings.",
+    ),
+}
+
+
+def choose_length(quick: bool, full: bool, faces: int | None, images: int | None) -> tuple[str, Length]:
+    """The name of the demo's folder, and its length with the given numbers in place of its own."""
+    if quick and full:
+        raise InputError("--quick and --full were given; choose one")
+    name = "quick" if quick else "full" if full else "normal"
+    if faces is not None and faces < FEWEST_FACES:
+        raise InputError(f"--faces is {faces}; the probes need {FEWEST_FACES} faces or more")
+    usual = LENGTHS[name]
+    length = dataclasses.replace(usual, faces=faces or usual.faces, images=images or usual.images)
+    return "demo" if name == "normal" else f"demo-{name}", length
+
+
+def run_demo(out: Path, length: Length) -> Report:
+    """Data, trainings, measurements, page. The same command continues a stopped demo."""
+    data = out / "data"
+    source = find_source(f"toyfaces:{length.faces}", ReadOptions(size=SIZE))
+    dataset = prepare(source, data, SIZE)
+    save_faces(dataset, out / "faces")
+    runs = train_methods(out / "runs", data, length)
+    runs.append(copy_shipped(out / "runs"))
+    built = report(
+        runs,
+        out / "report",
+        data=str(data),
+        effort=length.effort,
+        title="DiTi on toy faces",
+        lead=lead(length),
+        opening=[about_data(dataset, out)],
     )
-    images = to_float(toyfaces.render(toyfaces.sample(8, seed=1), backbone.size))
-    again = round_trip(backbone, images)
-    error = (again - images).square().mean().item()
-    rows = np.concatenate([to_uint8(images), to_uint8(again)])
-    path = save_picture(grid(rows, 8, row_labels=["face", "to noise and back"]), out / "round_trip.png")
-    print(f"wrote {path}: {CALLS} + {CALLS} network calls, mean squared error {error:.1e} (pixels in -1..1)")
+    print_table(built.tables[0])
+    print("\n".join([*built.verdicts, length.remark, f"the page: {built.page}"]))
+    return built
+
+
+def train_methods(out: Path, data: Path, length: Length) -> list[Path]:
+    """DiTi and PDAE for the same images and seeds, side by side."""
+    from diti.sweep import Plan, run_sweep
+
+    plan = {
+        f"{method}-s{seed}": settings(method, seed, data, length.images)
+        for seed in length.seeds
+        for method in METHODS
+    }
+    trained = run_sweep(Plan(plan), out)
+    return sorted(trained, key=lambda path: METHODS.index(path.name.split("-")[0]))
+
+
+def settings(method: str, seed: int, data: Path, images: int) -> TrainConfig:
+    """The preset's recipe, as `diti train --method METHOD` has it."""
+    usual = train_preset(DEFAULT_PRESET)
+    training = dataclasses.replace(usual.training, images=images, seed=seed)
+    return dataclasses.replace(usual, method=method, data=str(data), backbone=DEFAULT_PRESET, training=training)
+
+
+def copy_shipped(out: Path) -> Path:
+    """The longer-trained model as a run of its own, so that its measurements have a place."""
+    from diti.diffusion.files import locate
+
+    copied = out / SHIPPED
+    if not copied.is_dir():
+        with atomic_path(copied) as temporary:
+            shutil.copytree(locate(SHIPPED), temporary)
+    return copied
+
+
+def lead(length: Length) -> str:
+    """What was done, in a few sentences."""
+    return (
+        f"DiTi and PDAE were trained on {length.faces:,} toy faces of {SIZE} px with 22 known attributes, each "
+        f"for {length.images:,} images over the same frozen diffusion model, without looking at a label. Beside "
+        f"them stands {SHIPPED}, the DiTi model in the package, trained longer: not a fair comparison, but a look "
+        f"at where more training leads. {length.remark}"
+    )
+
+
+# ---- The faces ----------------------------------------------------------------------------------------------
+
+
+def save_faces(dataset: Dataset, folder: Path) -> None:
+    """Two test faces as files, to edit."""
+    for name, row in zip("ab", dataset.rows("test"), strict=False):
+        save_picture(Image.fromarray(np.asarray(dataset.images[row])), folder / f"{name}.png")
+
+
+def about_data(dataset: Dataset, out: Path) -> Section:
+    """What the faces look like and what can change about them."""
+    sheet = save_sheet(dataset, out / "toyfaces.png")
+    changes = save_changes(out / "changes.png")
+    return Section(
+        "The data",
+        "Faces drawn by a program: each of 22 attributes can be changed alone, so it is known what should move.",
+        [
+            Figure(changes, "One face, and the same face with exactly one attribute changed.", "23 drawn faces"),
+            Figure(sheet, "Faces as the models see them.", "a sheet of drawn faces"),
+        ],
+    )
 
 
 def save_changes(path: Path, seed: int = 19741) -> Path:
     """One face, and the same face with exactly one attribute changed, for each attribute."""
     face = toyfaces.sample(1, seed)
     faces = [face] + [toyfaces.change(face, a.name, values=_far_end(face, a)) for a in toyfaces.ATTRIBUTES]
-    images = toyfaces.render(np.concatenate(faces), SIZE)
+    images = toyfaces.render(np.concatenate(faces), SHOWN_SIZE)
     captions = ["this face", *(name.replace("_", " ") for name in toyfaces.NAMES)]
     title = "the same face with exactly one attribute changed"
     return save_picture(grid(images, 8, captions=captions, title=title), path)

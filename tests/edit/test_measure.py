@@ -22,20 +22,21 @@ from diti.edit.measure import (
     flips,
     interpolation_scores,
     interval,
+    leak_per_change,
     leakage,
-    make_yardstick,
     manipulation_scores,
     means,
-    nearest_distance,
     opposite,
     pixel_change,
     resampled_means,
+    resamples,
     shuffled_dims,
     transfer_record,
     transfer_shares,
     wanted_change,
 )
 from diti.edit.reader import Reader, Trait
+from diti.edit.yardstick import make_yardstick
 from diti.representation.partition import Partition
 
 CALLS = 4
@@ -70,21 +71,6 @@ def test_pixel_change_is_the_root_mean_square():
     after[0, 0, 0, 0] = 1.2  # one of twelve numbers
     after[1] = -0.3
     np.testing.assert_allclose(pixel_change(before, after), [1.2 / 12**0.5, 0.3], rtol=1e-6)
-
-
-def test_nearest_distance_against_a_slow_loop():
-    rng = numpy_generator(0, "codes")
-    codes, data = rng.standard_normal((7, 3)), rng.standard_normal((40, 3))
-    expected = []
-    for code in codes:
-        order = sorted(data, key=lambda other: float(np.linalg.norm(other - code)))
-        expected.append(np.linalg.norm(code - np.mean(order[:5], axis=0)))
-    found = nearest_distance(torch.from_numpy(codes), torch.from_numpy(data))
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-    corners = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 9.0]])
-    assert (
-        nearest_distance(torch.tensor([[0.0, 2.0]]), corners, 2).item() == 2
-    )  # to the mean, not the mean distance
 
 
 def test_transfer_shares_by_hand():
@@ -131,6 +117,29 @@ def test_interval_of_a_mean_matches_its_standard_error():
     assert found["low"] == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
     assert found["high"] == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
     assert interval(np.array(NAN), np.zeros(3)) is None
+
+
+def test_leak_per_change_is_a_ratio_of_means():
+    leaked = np.array([[0.1, 0.3, 0.2], [0.5, 0.7, 0.3]])
+    changed = np.array([[2.0, 1.0, NAN], [0.5, 0.1, 0.6]])  # means 1.5 and 0.4
+    counts = resamples(3, seed=0)
+    found = leak_per_change(leaked, changed, counts)
+    assert found["value"] == pytest.approx((0.2 + 0.5) / (1.5 + 0.4))
+    ratios = []
+    for count in counts.T:  # slowly, image by image
+        rows = [[values[n] for n in range(3) for _ in range(int(count[n]))] for values in (*leaked, *changed)]
+        each = [np.mean([v for v in row if np.isfinite(v)]) if np.isfinite(row).any() else NAN for row in rows]
+        ratios.append(np.nanmean(each[:2]) / np.nanmean(each[2:]))
+    assert [found["low"], found["high"]] == pytest.approx(np.quantile(ratios, [0.025, 0.975]), rel=0.02)
+
+
+def test_leak_per_change_of_edits_that_gain_nothing():
+    counts = resamples(4, seed=0)
+    leaked = np.full((1, 4), 0.2)
+    assert leak_per_change(leaked, np.array([[-1.0, -2.0, 0.5, 0.0]]), counts) is None
+    assert leak_per_change(np.full((1, 4), NAN), np.ones((1, 4)), counts) is None
+    unsure = leak_per_change(leaked, np.array([[3.0, -1.0, -1.0, 0.5]]), counts)
+    assert unsure["value"] == pytest.approx(0.2 / 0.375) and unsure["high"] is None and unsure["low"] > 0
 
 
 def test_random_groups_have_as_many_dims_and_stay_apart():
@@ -235,6 +244,11 @@ def test_manipulation_scores_of_a_model(model, reader, images, data):
     assert record["attributes"]["bright"]["flippable"] > 0
     both = [record["attributes"][name]["leakage"]["value"] for name in ("bright", "level")]
     assert record["mean"]["leakage"]["value"] == pytest.approx(np.mean(both))
+    for scores in (record["mean"], *record["attributes"].values()):
+        leak, change = scores["leakage"]["value"], scores["change"]["value"]
+        assert (scores["leak_per_change"] or {}).get("value") == (
+            pytest.approx(leak / change) if change > 0 else None
+        )
 
 
 def test_no_push_is_no_edit_however_bad_the_reconstruction(model, reader, images, data):
@@ -248,14 +262,6 @@ def test_no_push_is_no_edit_however_bad_the_reconstruction(model, reader, images
     )
     assert scores["distance"] == pytest.approx(record["reconstruction"]["distance"], rel=1e-4)
     assert record["reconstruction"]["pixels"]["value"] > 1e-3
-
-
-def test_a_yardstick_is_one_for_validation_images_and_more_for_noise(model, data):
-    yardstick = make_yardstick("the tiny encoder", model.encoder, data)
-    unseen = torch.from_numpy(data.images[40:]).permute(0, 3, 1, 2) / 127.5 - 1
-    assert yardstick.distances(unseen).mean() == pytest.approx(1, rel=1e-4)
-    noise = torch.from_numpy(numpy_generator(0, "noise").choice([-1.0, 1.0], (8, 3, 16, 16))).float()
-    assert yardstick.distances(noise).mean() > 1.3
 
 
 def test_interpolation_scores_of_a_model(model, reader, images):
@@ -320,5 +326,3 @@ def test_what_cannot_be_measured_is_refused(model, reader, images, data):
         interpolation_scores(model, reader, images, images, x_t=["random"])
     with pytest.raises(InputError, match="random_groupings is 0"):
         interpolation_scores(model, reader, images, images, random_groupings=0)
-    with pytest.raises(InputError, match="has 4 train rows"):
-        make_yardstick("the tiny encoder", model.encoder, data, count=4)

@@ -1,6 +1,9 @@
 """The attribute reader: it learns, says what it cannot read, is kept, and continues where it stopped."""
 
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score
 
 from diti.core.errors import InputError
@@ -19,6 +23,7 @@ from diti.edit.reader import (
     Reader,
     ReaderNetwork,
     Trait,
+    alone,
     balanced_accuracy,
     load_reader,
     measure_traits,
@@ -72,7 +77,12 @@ def test_a_second_call_loads_the_same_reader_without_training(learned):
     again = train_reader(replace(data, images=Refusing(data.images)), images=4_800, channels=SMALL, folder=folder)
     assert again.traits == reader.traits
     np.testing.assert_array_equal(again(data.images[:8]), reader(data.images[:8]))
-    assert len(list(folder.iterdir())) == 1
+    assert len(readers(folder)) == 1
+
+
+def readers(folder: Path) -> list[Path]:
+    """The folders of readers; beside each lies its lock."""
+    return [path for path in folder.iterdir() if path.is_dir()]
 
 
 class Refusing:
@@ -96,14 +106,38 @@ def test_a_stopped_training_continues_to_the_same_reader(tmp_path):
     settings = {"images": 640, "channels": SMALL, "seed": 3}
     whole = train_reader(data, folder=tmp_path / "whole", **settings)
     with pytest.raises(RuntimeError, match="stopped here"):
-        train_reader(replace(data, images=Refusing(data.images, 5)), folder=tmp_path / "parts", **settings)
-    (place,) = (tmp_path / "parts").iterdir()
+        train_reader(replace(data, images=Refusing(data.images, 10)), folder=tmp_path / "parts", **settings)
+    (place,) = readers(tmp_path / "parts")
     assert sorted(p.name for p in (place / "state").iterdir())[-1] == f"{320:012d}"
-    continued = train_reader(replace(data, images=Refusing(data.images, 6)), folder=tmp_path / "parts", **settings)
+    continued = train_reader(
+        replace(data, images=Refusing(data.images, 11)), folder=tmp_path / "parts", **settings
+    )
     assert continued.traits == whole.traits
     np.testing.assert_array_equal(continued(data.images), whole(data.images))
     lines = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
-    assert [line["images"] for line in lines if "loss" in line] == list(range(64, 641, 64))
+    assert [line["images"] for line in lines if "loss" in line] == list(range(32, 641, 32))
+
+
+def test_two_processes_do_not_make_the_same_reader_at_once(tmp_path):
+    hold = (
+        "import fcntl, sys, time\nhandle = open(sys.argv[1], 'w')\nfcntl.lockf(handle, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\ntime.sleep(0.5)"
+    )
+    command = [sys.executable, "-c", hold, str(tmp_path / ".abc.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        before = time.monotonic()
+        with alone(tmp_path / "abc"):
+            assert time.monotonic() - before > 0.3
+
+
+def test_the_trunk_is_what_the_reader_sees_before_its_last_layer(learned):
+    _, folder, reader = learned
+    state = load_file(readers(folder)[0] / "model.safetensors")
+    pixels = to_float(learned[0].images[:4])
+    with torch.no_grad():
+        logit = reader.trunk(pixels) @ state["head.weight"][0] + state["head.bias"][0]
+    np.testing.assert_allclose(reader(pixels)[:, 0], torch.sigmoid(logit), rtol=1e-4)
 
 
 def test_other_data_seed_or_length_is_another_reader(tmp_path):
@@ -115,7 +149,7 @@ def test_other_data_seed_or_length_is_another_reader(tmp_path):
         (dataset(80, 20, ("hat",)), 0, 64),
     ):
         train_reader(changed, images=images, seed=seed, channels=(8,), folder=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(readers(tmp_path)) == 4
 
 
 def test_the_network_overfits_a_handful_of_images():
@@ -190,7 +224,7 @@ def test_data_without_labels_or_test_images_is_refused(tmp_path):
 
 
 def test_a_reader_of_another_version_is_refused(learned, tmp_path):
-    (place,) = learned[1].iterdir()
+    (place,) = readers(learned[1])
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((place / name).read_bytes())
     assert load_reader(tmp_path).traits == learned[2].traits

@@ -117,3 +117,13 @@ def test_impossible_numbers_of_dims_are_refused(planted, dims):
 def test_unknown_selection_names_the_known_ones(planted):
     with pytest.raises(InputError, match=r"'probmsk'; allowed: .*probmask.*Did you mean 'probmask'"):
         select(*planted, 3, "probmsk")
+
+
+def test_l1_looks_at_some_of_many_images_and_never_loses_the_rare_ones(planted, monkeypatch):
+    z, y = planted
+    whole = SELECTORS["l1"](z, y, 3, 0)
+    monkeypatch.setattr("diti.edit.select.L1_ROWS", 400)
+    assert SELECTORS["l1"](z, y, 3, 0).tolist() == whole.tolist() == [2, 5, 8]
+    rare = np.zeros(len(z), np.float32)
+    rare[np.argsort(-z[:, 4])[:6]] = 1  # about one of them in 400
+    assert SELECTORS["l1"](z, rare, 1, 0).tolist() == [4]

@@ -27,7 +27,7 @@ FREE = frozenset({"images", "log_images", "validate_images", "checkpoint_images"
 
 
 class Denoising(Objective):
-    """E ||target - network(x_t, t)||² over images, uniform time-steps and noise; target as the network predicts."""
+    """E ||target - network(x_t, t)||² over images, uniform time-steps and noise; target: what it predicts."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()

@@ -13,28 +13,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.core.images import to_float
 from diti.core.progress import progress_bar
-from diti.core.rng import numpy_generator, torch_generator
-from diti.data.prepared import Dataset
+from diti.core.rng import torch_generator
 from diti.diffusion.generate import CALLS
 from diti.diffusion.sampler import timesteps
 from diti.edit.directions import Direction, encoder_digest
 from diti.edit.interpolate import chosen_dims, cut_of
 from diti.edit.manipulate import SCALE, push, walk
 from diti.edit.reader import Reader
+from diti.edit.yardstick import Yardstick
 from diti.probe.scores import RESAMPLES, bootstrap_counts, mean_over_attributes, percentile_interval
 from diti.representation.inputs import Images, as_batch
-from diti.representation.model import BATCH, DiTi, inference
+from diti.representation.model import DiTi
 from diti.representation.partition import THIRDS, Partition
 
-NEIGHBOURS = 5  # data codes whose mean an edited image's code is compared with
 NOISES = ("keep", "slerp")  # x_T stays that of A; goes all the way to that of B
 DIFFERENT = 1.0  # spreads by which A and B must differ in an attribute for its transfer to be measured
 SHARE_BOUNDS = (-0.5, 1.5)  # transfer shares are clipped to these
+SCORES = ("flips", "change", "leakage", "pixels", "distance")  # of an edit, see `manipulation_scores`
 MOVES = 0.1  # an attribute whose shares sum to less is moved by no group: its concentration is not defined
 
 Record = dict[str, Any]
@@ -67,12 +66,6 @@ def leakage(before: np.ndarray, after: np.ndarray, spread: np.ndarray, others: n
 def pixel_change(before: Tensor, after: Tensor) -> np.ndarray:
     """(N,) root mean square difference of images (N, 3, H, W) in [-1, 1]."""
     return (after - before).double().square().mean((1, 2, 3)).sqrt().numpy()
-
-
-def nearest_distance(codes: Tensor, data: Tensor, neighbours: int = NEIGHBOURS) -> Tensor:
-    """(N,) distance of each code (N, D) to the mean of its nearest codes among data (M, D)."""
-    closest = torch.cdist(codes, data).topk(neighbours, largest=False).indices  # (N, neighbours)
-    return (codes - data[closest].mean(1)).norm(dim=1)
 
 
 def transfer_shares(
@@ -137,63 +130,6 @@ def rows_and_mean(values: np.ndarray, counts: np.ndarray) -> tuple[list[Record |
     return intervals(point, draws), interval(mean_over_attributes(point[None]), mean_over_attributes(draws))
 
 
-# ---- Distance to the data ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Yardstick:
-    """Distance to the data in the code of one fixed encoder, the same for all models that are compared.
-
-    1 is the usual distance of an image of the same data that the encoder's neighbours do not include.
-    """
-
-    name: str  # of the encoder
-    encoder: nn.Module  # (B, 3, H, W) in [-1, 1] → (B, D)
-    mean: Tensor  # (D,) codes are standardised as (code - mean) / std
-    std: Tensor  # (D,)
-    codes: Tensor  # (M, D) of data images, standardised
-    usual: float  # mean `nearest_distance` of validation images
-
-    def distances(self, images: Tensor) -> np.ndarray:
-        """(N,) of images (N, 3, H, W), relative to the usual one."""
-        codes = (encode(self.encoder, images) - self.mean) / self.std
-        return nearest_distance(codes, self.codes).double().numpy() / self.usual
-
-    @property
-    def about(self) -> str:
-        return (
-            f"distance in the code of {self.name} to the mean of the {NEIGHBOURS} nearest of {len(self.codes):,} "
-            "data codes, relative to that of unedited validation images"
-        )
-
-
-def make_yardstick(
-    name: str, encoder: nn.Module, dataset: Dataset, count: int = 4_000, held_out: int = 1_000, seed: int = 0
-) -> Yardstick:
-    """From `count` training images; `held_out` validation images say what distance is usual."""
-    pixels = []
-    for split, number in (("train", count), ("valid", held_out)):
-        rows = numpy_generator(seed, f"yardstick-{split}").permutation(dataset.rows(split))[:number]
-        if len(rows) < NEIGHBOURS:
-            raise InputError(
-                f"{dataset.path} has {len(rows)} {split} rows; the distance needs {NEIGHBOURS} or more"
-            )
-        pixels.append(to_float(dataset.pixels(np.sort(rows))))
-    known, unseen = (encode(encoder, images) for images in pixels)
-    mean, std = known.mean(0), known.std(0).clamp(min=1e-6)
-    codes = (known - mean) / std
-    usual = nearest_distance((unseen - mean) / std, codes).mean().item()
-    return Yardstick(name, encoder, mean, std, codes, usual)
-
-
-@torch.no_grad()
-def encode(encoder: nn.Module, images: Tensor) -> Tensor:
-    """(N, D) codes of images (N, 3, H, W), on the CPU."""
-    device = next(encoder.parameters()).device
-    with inference(encoder):
-        return torch.cat([encoder(part.to(device)).cpu() for part in images.split(BATCH)])
-
-
 # ---- Decoding ----------------------------------------------------------------------------------------------
 
 
@@ -245,7 +181,8 @@ def manipulation_scores(
     flips: share of images read as wanted, of those whose reconstruction is not yet (binary only);
     change: towards what is wanted, in standard deviations of what the reader sees in the data;
     leakage: mean absolute change of the other readable attributes, in their standard deviations;
-    pixels: RMS change in [-1, 1]; distance: to the data, see `distance_is`.
+    pixels: RMS change in [-1, 1]; distance: to the data, see `distance_is`;
+    leak_per_change: leakage per unit of change, see there why.
     """
     check_directions(model, reader, directions)
     scored = [d for d in directions if reader.readable[reader.index(d.attribute)]]
@@ -319,11 +256,32 @@ def summary(names: Sequence[str], found: Sequence[dict[str, np.ndarray]], counts
         raised, flippable = int(scores["upward"].sum()), int(np.isfinite(scores["flips"]).sum())
         attributes[name] = {"raised": raised, "lowered": len(scores["upward"]) - raised, "flippable": flippable}
     overall: Record = {}
-    for score in ("flips", "change", "leakage", "pixels", "distance") if found else ():
-        rows, overall[score] = rows_and_mean(np.stack([scores[score] for scores in found]), counts)
+    stacked = {score: np.stack([scores[score] for scores in found]) for score in SCORES if found}  # (A, N) each
+    for score, values in stacked.items():
+        rows, overall[score] = rows_and_mean(values, counts)
         for name, row in zip(names, rows, strict=True):
             attributes[name][score] = row
+    if found:
+        leaked, changed = stacked["leakage"], stacked["change"]
+        overall["leak_per_change"] = leak_per_change(leaked, changed, counts)
+        for i, name in enumerate(names):
+            attributes[name]["leak_per_change"] = leak_per_change(leaked[[i]], changed[[i]], counts)
     return {"attributes": attributes, "mean": overall}
+
+
+def leak_per_change(leaked: np.ndarray, changed: np.ndarray, counts: np.ndarray) -> Record | None:
+    """Mean leakage / mean wanted change of attributes (A, N), with its interval; None where nothing was gained.
+
+    At an equal scale the leakage alone favours a model whose edits move little: one that moves nothing has none.
+    A resample without a gain counts as infinitely leaky; an upper end that reaches those is None.
+    """
+    leak, gain = (mean_over_attributes(means(values)[None]).item() for values in (leaked, changed))
+    if not (gain > 0 and np.isfinite(leak)):
+        return None
+    leaks, gains = (mean_over_attributes(resampled_means(values, counts)) for values in (leaked, changed))
+    draws = np.where(gains > 0, leaks / np.where(gains > 0, gains, 1), np.inf)
+    low, high = np.quantile(draws, (0.025, 0.975), method="nearest")
+    return {"value": leak / gain, "low": float(low), "high": float(high) if np.isfinite(high) else None}
 
 
 # ---- Algorithm 2 -------------------------------------------------------------------------------------------

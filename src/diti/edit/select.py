@@ -22,6 +22,7 @@ L2 = 1e-3  # weight of ½‖w‖² beside the mean log loss: only keeps separabl
 NEWTON_LONGEST = 50  # steps; 5 to 10 are usual
 L1_FACTOR = 0.9  # the penalty falls by this factor along the path
 L1_LONGEST = 100  # points of the path: the last penalty is 3e-5 of the first
+L1_ROWS = 16_384  # images that decide the order of entry; 48,000 toy faces give the same AP in 2.5 times the time
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,12 @@ def select_by_weight(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> 
 def select_by_l1(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> np.ndarray:
     """The dims that enter first as an L1 penalty falls; where several enter at once, those of larger weight.
 
-    Should fewer than `dims` be in at the end of the path, the fit on all dims fills up. Not random either.
+    Should fewer than `dims` be in at the end of the path, the fit on all dims fills up. Not random either: of
+    many images, L1_ROWS are looked at, with and without the attribute in proportion.
     """
+    places = np.linspace(0, len(z) - 1, min(len(z), L1_ROWS)).round().astype(int)
+    rows = np.sort(np.argsort(y, kind="stable")[places])
+    z, y = z[rows], y[rows]
     codes, labels = with_ones(z), torch.from_numpy(y).float()
     theta = torch.zeros(codes.shape[1], dtype=torch.float64)  # weights and, last, bias
     theta[-1] = torch.logit(labels.mean(), eps=1e-6)

@@ -9,7 +9,8 @@ from typing import Any
 
 from diti.verbs.editing import Interpolate, Manipulate, Sample, TrainLatent, Vary
 from diti.verbs.making import Convert, Demo, Export, Prepare, Presets, Pretrain, Train
-from diti.verbs.measuring import Analyze, Encode, Label, Probe
+from diti.verbs.measuring import Analyze, Counterfactuals, Encode, Label, Probe, Report
+from diti.verbs.sweeping import Sweep
 
 VERBS: dict[str, Any] = {
     "demo": Demo,
@@ -19,6 +20,9 @@ VERBS: dict[str, Any] = {
     "encode": Encode,
     "probe": Probe,
     "analyze": Analyze,
+    "counterfactuals": Counterfactuals,
+    "report": Report,
+    "sweep": Sweep,
     "interpolate": Interpolate,
     "manipulate": Manipulate,
     "sample": Sample,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from diti.verbs.common import CommaList, File, Model, Name, next_command, numbers
+from diti.verbs.common import CommaList, File, Model, Name, Number, next_command, numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,3 +101,58 @@ class Label:
             )
         )  # fmt: skip
         next_command(f"diti probe MODEL --data {self.data}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counterfactuals:
+    """Measure and draw edits: does the wanted attribute change, what else moves, is the image still likely?"""
+
+    model: Model  # model folder, shipped name or hub id
+    data: str  # images with attributes: whatever --data accepts elsewhere
+    out: Path = Path("counterfactuals")  # folder for counterfactuals.json and the figures 2a, 5 and 7
+    images: int = 64  # test images edited, each along every attribute
+    pairs: int = 48  # test pairs interpolated
+    reader_images: Number = None  # length of the training of the attribute reader, images; kept for the data
+    dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
+    scale: float = 0.3  # strength s; the code moves by s √d standard deviations
+    selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
+    seed: int = 0
+
+    def run(self) -> None:
+        from diti.report.counterfactuals import CounterfactualOptions, measure_counterfactuals
+
+        options = CounterfactualOptions(
+            images=self.images, pairs=self.pairs, dims=self.dims, scale=self.scale, selection=self.selection,
+            reader_images=self.reader_images, seed=self.seed,
+        )  # fmt: skip
+        measure_counterfactuals(self.model, self.data, self.out, options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Compare runs on one page: tables, figures and counterfactuals; measures what was not measured yet."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")]
+    """Run folders of diti train, or folders of them such as diti sweep writes."""
+    out: Path = Path("report")  # folder for index.html, report.json and a CSV file per table
+    data: Name = None  # images with attributes to measure on; by default what the runs were trained on
+    faces: int = 24  # test images edited per attribute
+    pairs: int = 16  # test pairs interpolated
+    changes: int = 12  # pairs per attribute for the time-step at which it is lost
+    reader_images: int = 32_000  # length of the training of the attribute reader, images
+    floors: bool = True  # also probe PCA of pixels, a random encoder and the backbone's own features
+    paper: bool = False  # show the paper's numbers, greyed, even where the data are not the paper's
+    seed: int = 0
+
+    def run(self) -> None:
+        from diti.report.build import report
+        from diti.report.evidence import Effort
+        from diti.report.terminal import print_table
+
+        effort = Effort(
+            faces=self.faces, pairs=self.pairs, changes=self.changes, reader_images=self.reader_images,
+            floors=self.floors, seed=self.seed,
+        )  # fmt: skip
+        built = report(self.runs, self.out, data=self.data, effort=effort, paper=self.paper)
+        print_table(built.tables[0])
+        print("\n".join([*built.verdicts, f"the page: {built.page}"]))

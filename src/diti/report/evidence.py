@@ -1,0 +1,142 @@
+"""What a report needs to know about runs and has not measured yet: verbs side by side, results kept in the runs.
+
+Each stage is one `diti` command with a thread of its own. Its record says that it is done; `measured.json` says by
+which settings and for which encoder and data, so that what changed is measured again and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diti.core.errors import InputError
+from diti.core.jobs import Child, Job, lanes, run_jobs
+from diti.core.progress import progress_bar
+from diti.core.runs import read_json, sha256_folder, write_json
+from diti.data.prepared import Dataset
+from diti.report.runs import MEASURED, measured_folder
+
+NOTES = "measured.json"  # stage → what it was measured with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is measured; more images make intervals narrower and the wait longer."""
+
+    faces: int = 24  # test images edited per attribute
+    pairs: int = 16  # test pairs interpolated
+    changes: int = 12  # pairs per attribute for the time-step at which it is lost
+    reader_images: int = 32_000  # images that the attribute reader is trained on
+    reconstructed: int = 64  # test images reconstructed
+    floors: bool = True  # also probe what is known without a trained encoder
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("faces", "pairs", "changes", "reader_images", "reconstructed"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command that measures one thing about one run."""
+
+    name: str  # key of MEASURED
+    run: Path
+    folder: Path  # of the run, for this dataset
+    words: list[str]  # of the command, after `diti`
+    seconds: float  # expected on one core, for the time left
+    settings: dict[str, Any]  # what the result depends on
+
+    @property
+    def is_done(self) -> bool:
+        return (self.folder / MEASURED[self.name]).is_file() and self._notes().get(self.name) == self.settings
+
+    def _notes(self) -> dict[str, Any]:
+        path = self.folder / NOTES
+        return read_json(path) if path.is_file() else {}
+
+    def forget(self) -> None:
+        """Before it is measured again: what is there belongs to other settings."""
+        (self.folder / MEASURED[self.name]).unlink(missing_ok=True)
+
+    def note(self) -> None:
+        """After it was measured."""
+        write_json(self.folder / NOTES, self._notes() | {self.name: self.settings})
+
+
+def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort, logs: Path) -> None:
+    """Bring every run's records on the dataset up to date; what was measured before is kept."""
+    stages = [stage for stage in plan_stages(runs, dataset, data, effort) if not stage.is_done]
+    if not stages:
+        return
+    for stage in stages:
+        stage.forget()
+    by_name = {f"{stage.run.name}-{stage.name}": stage for stage in stages}
+    jobs = [Job(name, stage.words, logs / f"{name}.txt") for name, stage in by_name.items()]
+    faults: dict[str, str] = {}
+    with progress_bar("measuring", round(sum(stage.seconds for stage in stages)), unit="s") as advance:
+        shown = dict.fromkeys(by_name, 0.0)
+
+        def follow(child: Child) -> None:
+            name, stage = child.job.name, by_name[child.job.name]
+            if child.ended and child.fault:
+                faults[name] = child.fault
+            elif child.ended:
+                stage.note()
+            # A stage that takes longer than expected waits just before its end.
+            now = stage.seconds if child.ended else min(time.time() - child.began, 0.95 * stage.seconds)
+            advance(now - shown[name], note=name)
+            shown[name] = now
+
+        run_jobs(jobs, lanes(), follow)
+    for name, fault in faults.items():
+        raise InputError(f"measuring {name} failed ({fault}); see {logs}; the same command tries again")
+
+
+def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort) -> list[Stage]:
+    """All stages of all runs; floors once, with the first run of each backbone.
+
+    The first counterfactuals come first: they train the reader that the others wait for, which come last.
+    """
+    stages: list[Stage] = []
+    with_floors: set[str] = set()
+    for run in runs:
+        backbone = sha256_folder(run / "unet")
+        floors = effort.floors and backbone not in with_floors
+        with_floors.add(backbone)
+        stages += stages_of(run, dataset, data, effort, floors)
+    edits = [stage for stage in stages if stage.name == "counterfactuals"]
+    others = sorted((stage for stage in stages if stage not in edits), key=lambda stage: -stage.seconds)
+    return [*edits[:1], *others, *edits[1:]]
+
+
+def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, floors: bool) -> list[Stage]:
+    """What can be measured about a run: all of it with labels, the losses by time-step without."""
+    folder = measured_folder(run, dataset.name, dataset.hash)
+    about = {"encoder": sha256_folder(run / "encoder"), "data": dataset.hash, "seed": effort.seed}
+    shared = ["--data", data, "--seed", str(effort.seed)]
+
+    def stage(name: str, words: list[str], seconds: float, **settings: Any) -> Stage:
+        where = folder / MEASURED[name] if name == "probe" else (folder / MEASURED[name]).parent
+        return Stage(name, run, folder, [*words, *shared, "--out", str(where)], seconds, about | settings)
+
+    found = []
+    decodes = (run / "decoder").is_dir()
+    if dataset.attributes:
+        reconstructed = effort.reconstructed if decodes else 0
+        words = ["probe", str(run), "--disentanglement", "--reconstruct", str(reconstructed)]
+        words += [] if floors else ["--no-floors"]
+        settings = {"reconstructed": reconstructed, "floors": floors}
+        found.append(stage("probe", words, 110 if floors else 50, **settings))
+    if dataset.attributes and decodes:
+        counts = {"images": effort.faces, "pairs": effort.pairs, "reader-images": effort.reader_images}
+        words = ["counterfactuals", str(run), *(w for k, v in counts.items() for w in (f"--{k}", str(v)))]
+        found.append(stage("counterfactuals", words, 120, **counts))
+    if read_json(run / "partition.json").get("subsets", 1) != 1:
+        words = ["analyze", str(run), "--count", str(effort.changes)]
+        found.append(stage("analysis", words, 60, changes=effort.changes))
+    return found

@@ -1,0 +1,182 @@
+"""The sections of a report, from what one asks first to what one looks up. Only what the runs hold is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from diti.report.blocks import Figure, Section, Table
+from diti.report.probe_figures import gains_over, save_differences
+from diti.report.runs import MEASURED, Group, Run
+from diti.report.training_figures import save_loss_by_time, save_training_losses
+
+Tables = dict[str, Table]
+
+
+def sections(groups: Sequence[Group], tables: Tables, figures: Path) -> list[Section]:
+    """The whole page; sections without a table or figure are left out. Figures of several runs go to `figures`."""
+    found = [
+        knowledge(groups, tables, figures),
+        counterfactuals(groups, tables),
+        theory(groups),
+        subsets(groups),
+        disentanglement(tables),
+        ablations(tables),
+        training(groups, tables, figures),
+        attributes(tables),
+        provenance(tables),
+    ]
+    return [section for section in found if section.blocks]
+
+
+def knowledge(groups: Sequence[Group], tables: Tables, figures: Path) -> Section:
+    """Table 1 and figure 4."""
+    blocks: list[Table | Figure] = named(tables, "table1")
+    pair = [(group.label, probe) for group in groups[:2] if (probe := group.runs[0].probe)]
+    if len(pair) == 2:
+        (first, probe), (second, other) = pair
+        gains = gains_over(probe["probe"]["rows"], other["probe"]["rows"])
+        if gains:
+            path = save_differences(gains, second, figures / "figure4.png")
+            caption = f"Figure 4: score of {first} minus that of {second}, attribute by attribute."
+            blocks.append(Figure(path, caption, "bars of gains and losses of each attribute"))
+    return Section("What the code knows", KNOWLEDGE, blocks, commands(groups, "probe"))
+
+
+def counterfactuals(groups: Sequence[Group], tables: Tables) -> Section:
+    """Figures 5, 2a and 7 of each method, and what was measured about such edits."""
+    blocks: list[Table | Figure] = named(tables, "counterfactuals")
+    for file, words in EDITS.items():
+        for group in groups:
+            blocks += picture(group.runs[0], "counterfactuals", file, f"{group.label}. {words}")
+    return Section("Change a part of the code", COUNTERFACTUALS, blocks, commands(groups, "counterfactuals"))
+
+
+def theory(groups: Sequence[Group]) -> Section:
+    """Figures 1a and 1b, attribute loss over time, and its order, of the first run that was analysed."""
+    run = next((group.runs[0] for group in groups if group.runs[0].analysis), None)
+    blocks: list[Table | Figure] = []
+    text = THEORY
+    if run is not None:
+        for file, words in LOSSES.items():
+            blocks += picture(run, "analysis", file, words)
+        text = "\n\n".join([THEORY, *order_found(run.analysis or {})])
+    return Section("What is lost when", text, blocks, commands(groups, "analysis"))
+
+
+def order_found(analysis: dict[str, Any]) -> list[str]:
+    """The rank correlations as sentences."""
+    return [
+        f"Rank correlation of {ORDERS[pair['first']]} with {ORDERS[pair['second']]}: {pair['rho']:.2f} "
+        f"({pair['low']:.2f} to {pair['high']:.2f})."
+        for pair in analysis.get("ordering", ())
+        if pair["first"] == "pixel_change" and pair["rho"] is not None
+    ]
+
+
+def subsets(groups: Sequence[Group]) -> Section:
+    """The matrix, the score with growing numbers of subsets, and figure 2b."""
+    blocks: list[Table | Figure] = []
+    for file, words in READINGS.items():
+        for group in groups:
+            blocks += picture(group.runs[0], "probe", file, f"{group.label}. {words}")
+    return Section("Which subset carries what", SUBSETS, blocks)
+
+
+def disentanglement(tables: Tables) -> Section:
+    return Section("Disentanglement", DISENTANGLEMENT, named(tables, "disentanglement"))
+
+
+def ablations(tables: Tables) -> Section:
+    return Section("Ablations", "Table 2 of the paper, with these runs.", named(tables, "table2"))
+
+
+def training(groups: Sequence[Group], tables: Tables, figures: Path) -> Section:
+    """What it cost, figures A9 and A10, and reconstructions."""
+    blocks: list[Table | Figure] = named(tables, "cost")
+    curves = save_training_losses({g.label: g.runs[0].path for g in groups}, figures / "figureA10.png")
+    if curves:
+        blocks.append(Figure(curves, "Figure A10: training loss over images seen.", "falling curves"))
+    for place, group in enumerate(groups):
+        run = group.runs[0].path
+        early_late = save_loss_by_time(run, figures / f"figureA9-{place}.png")
+        if early_late:
+            words = f"{group.label}. Figure A9: training loss by time-step, early and late in the training."
+            blocks.append(Figure(early_late, words, "two falling steps"))
+        for file, words in ENDS.items():
+            if (run / file).is_file():
+                blocks.append(Figure(run / file, f"{group.label}. {words}", words))
+    return Section("Training", TRAINING, blocks, [group.runs[0].command for group in groups])
+
+
+def attributes(tables: Tables) -> Section:
+    return Section("Attribute by attribute", "", named(tables, "attributes"), folded=True)
+
+
+def provenance(tables: Tables) -> Section:
+    return Section("How it was made", PROVENANCE, named(tables, "provenance"), folded=True)
+
+
+# ---- Pieces ------------------------------------------------------------------------------------------------
+
+
+def named(tables: Tables, *keys: str) -> list[Table | Figure]:
+    return [tables[key] for key in keys if key in tables]
+
+
+def picture(run: Run, stage: str, file: str, words: str) -> list[Table | Figure]:
+    """A figure that a stage left beside its record; nothing where it left none."""
+    record = run.records[stage]
+    path = (run.measured / MEASURED[stage]).with_name(file)
+    return [Figure(path, words, words)] if record is not None and path.is_file() else []
+
+
+def commands(groups: Sequence[Group], stage: str) -> list[str]:
+    """How the first run of each group was measured."""
+    records = [group.runs[0].records[stage] for group in groups]
+    return [record["command"] for record in records if record and "command" in record]
+
+
+EDITS = {
+    "figure5.png": "Figure 5: early, middle or late subsets go from A to B and back; the rest of the code stays.",
+    "figure2a.png": "Figure 2a: one attribute each, along the direction of a sparse classifier.",
+    "figure7.png": "Figure 7: the whole code goes from A to B.",
+}
+LOSSES = {
+    "reconstructions_by_time.png": "Figure 1b: what the frozen model makes of x_t alone, by time-step.",
+    "attribute_loss.png": "Error of telling each attribute from x_t, by time-step.",
+    "ordering.png": "Attributes that change more pixels are lost later.",
+    "overlap.png": "Figure 1a: two images as clouds of x_t that come to overlap.",
+}
+READINGS = {
+    "probe-subsets.png": "What a probe of each subset alone reads.",
+    "probe-cumulative.png": "What a probe of the first subsets reads, as more are added.",
+    "probe-weights.png": "Figure 2b: how the weights of the probes are spread over the dims.",
+}
+ENDS = {
+    "losses.png": "Loss by time-step with z, with the z of another image, and of the frozen model alone.",
+    "reconstructions.png": "Validation images again, from z and inferred noise, and from z and new noise.",
+}
+ORDERS = {
+    "pixel_change": "pixel change",
+    "lost_at_closed_form": "the time-step of loss by equation 5",
+    "lost_at_monte_carlo": "the time-step of loss measured with the trained model",
+    "subset_position": "the position of the subsets that move",
+    "probed_position": "the position of the subset that a probe reads best",
+}
+KNOWLEDGE = """A linear probe is fitted to the codes of training images; its penalty is chosen on validation images
+and it is scored once on test images. The floors need no trained encoder: what they reach is no method's merit."""
+COUNTERFACTUALS = """What an edited image shows is said by a network that reads attributes from pixels, trained
+apart from all methods. Leakage is the change of the other attributes. A model that moves nothing leaks nothing:
+read it beside the wanted change."""
+THEORY = """The frozen diffusion model loses fine attributes at early time-steps and coarse ones later. For each
+attribute: how much it changes the pixels, and from which time-step on it can no longer be told."""
+SUBSETS = (
+    """A cell of the matrix says how well a probe that sees one subset alone reads an attribute, above chance."""
+)
+DISENTANGLEMENT = (
+    """The usual scores, with the attributes as factors; below each method the same scores for permuted images."""
+)
+TRAINING = """What the training cost on this machine, the loss by time-step, and images given back."""
+PROVENANCE = """Every number above can be made again with these commands."""
