@@ -193,6 +193,22 @@ def test_a_reader_that_reads_nothing_is_told(place, tmp_path):
         replace(blind, reader=replace(blind.reader, traits=traits)).measure()
 
 
+def test_an_attribute_that_never_varies_is_left_out(place, tmp_path):
+    one = study(place, tmp_path, Partition.balanced(1000, 4, DIMS))
+    for changed, left in ((["blue"], ["brightness"]), (["blue", "brightness"], [])):
+        table = one.dataset.table.drop_columns(changed)
+        for name in changed:
+            kind = np.int8 if name == "blue" else np.float32
+            table = table.append_column(name, pa.array(np.ones(len(one.dataset), kind)))
+        constant = replace(one, dataset=replace(one.dataset, table=table), left_out=[])
+        if left:
+            assert [d.attribute for d in constant.directions] == left
+            assert constant.left_out == ["the same in all training or validation images: blue"]
+        else:
+            with pytest.raises(InputError, match=r"brightness, blue can be read .* none varies"):
+                constant.measure()
+
+
 # ---- Choices -------------------------------------------------------------------------------------------------
 
 
@@ -220,7 +236,7 @@ def test_groups_are_those_that_own_dims():
 def test_what_is_printed(measured, capsys):
     print_record(measured, Path("out"))
     printed = capsys.readouterr().out
-    words = ("background", "mean", "95 %", "flips", "leakage per change", "l1 AP", "measured: freckles")
+    words = ("background", "mean", "95 % from", "flips", "leakage per change", "l1 AP", "measured: freckles")
     for word in (*words, f"wrote {Path('out') / 'counterfactuals.json'}, figure2a.png, figure5.png, figure7.png"):
         assert word in printed, word
     assert f"{measured['manipulation']['mean']['pixels']['value']:.2f}" in printed
@@ -230,7 +246,7 @@ def test_lines_say_where_the_edits_changed_nothing(measured):
     edits = measured["manipulation"]
     for score, expected in (
         (None, "leakage per change: not defined, the edits changed nothing"),
-        ({"value": 0.5, "low": 0.25, "high": None}, "leakage per change: 0.50 (0.25..∞)"),
+        ({"value": 0.5, "low": 0.25, "high": None}, "leakage per change: 0.50 (0.25 to ∞)"),
     ):
         changed = measured | {"manipulation": edits | {"mean": edits["mean"] | {"leak_per_change": score}}}
         assert result_lines(changed)[0] == expected

@@ -160,7 +160,7 @@ def test_labels_of_groups_name_what_else_differs(tmp_path, faces):
     c = write_run(tmp_path / "c", replace(USUAL, method="pdae"))
     labels = [label for label, _ in groups_of(faces, a, b, c)]
     assert labels == [
-        "DiTi, images = 200, learning rate = 0.001", "DiTi, images = 1,000, learning rate = 0.002", "PDAE",
+        "DiTi, 200 images, learning rate = 0.001", "DiTi, 1,000 images, learning rate = 0.002", "PDAE",
     ]  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def report(
     built, verdicts = build_tables(groups, floors, paper), tables.verdicts(groups, floors)
     page = Page(
         title or f"{', '.join(group.label for group in groups[:4])} on {dataset.name}",
-        "\n\n".join(part for part in (lead, " ".join(verdicts)) if part),
+        "\n\n".join([*([lead] if lead else []), *verdicts]),
         [*opening, *sections(groups, built, out / "figures")],
         facts(dataset, data),
     )

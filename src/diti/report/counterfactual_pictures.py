@@ -41,8 +41,11 @@ def save_pushes(
 
 
 def save_swaps(model: DiTi, a: Tensor, b: Tensor, subsets: Sequence[str], calls: int, path: Path) -> Path:
-    """Figure 5: the dims of each group of subsets move between two images (1, 3, H, W), the others stay."""
-    result = interpolate(model, a, b, subsets, HALVES, calls=calls)
+    """Figure 5: the dims of each group of subsets move between two images (1, 3, H, W), the others stay.
+
+    So does the noise x_T: moved along, as the paper does, it would show its own work in every row.
+    """
+    result = interpolate(model, a, b, subsets, HALVES, x_t="keep", calls=calls)
     return save_picture(interpolation_grid(result), path)
 
 

@@ -232,8 +232,14 @@ class Study:
         values = self.dataset.labels(names)
         varies = [np.ptp(values[self.dataset.rows(split)], axis=0) > 0 for split in ("train", "valid")]
         kept = np.logical_and(*varies)
-        if constant := [name for name, varied in zip(names, kept, strict=True) if not varied]:
-            self.left_out.append(f"the same in all training or validation images: {', '.join(constant)}")
+        if not kept.any():
+            raise InputError(
+                f"{', '.join(names)} can be read in {self.dataset.path}, but none varies among both its training "
+                "and its validation images; prepare more images"
+            )
+        if not kept.all():
+            constant = ", ".join(name for name, varied in zip(names, kept, strict=True) if not varied)
+            self.left_out.append(f"the same in all training or validation images: {constant}")
         return [name for name, varied in zip(names, kept, strict=True) if varied]
 
     @cached_property
@@ -332,8 +338,8 @@ def print_record(record: dict[str, Any], out: Path) -> None:
     for name, scores in edits["attributes"].items():
         table.add_row(name, *(_number(scores[score]) for score in SCORES))
     table.add_section()
-    table.add_row("mean", *(_number(edits["mean"].get(score)) for score in SCORES))
-    table.add_row("95 %", *(_interval(edits["mean"].get(score)) for score in SCORES))
+    for label, end in (("mean", "value"), ("95 % from", "low"), ("to", "high")):
+        table.add_row(label, *(_number(edits["mean"].get(score), end) for score in SCORES))
     Console().print(table)
     print(
         "\n".join([*result_lines(record), f"wrote {out / 'counterfactuals.json'}, {', '.join(record['figures'])}"])
@@ -361,15 +367,12 @@ def result_lines(record: dict[str, Any]) -> list[str]:
     return lines + [f"left out: {reason}" for reason in record["left_out"]]
 
 
-def _number(score: dict[str, Any] | None) -> str:
-    return "–" if score is None else f"{score['value']:.2f}"
-
-
-def _interval(score: dict[str, Any] | None) -> str:
+def _number(score: dict[str, Any] | None, end: str = "value") -> str:
+    """One number of a score; an end that is not there is beyond all numbers."""
     if score is None:
         return "–"
-    return f"{score['low']:.2f}..{'∞' if score['high'] is None else format(score['high'], '.2f')}"
+    return "∞" if score[end] is None else f"{score[end]:.2f}"
 
 
 def _both(score: dict[str, Any] | None) -> str:
-    return "–" if score is None else f"{_number(score)} ({_interval(score)})"
+    return f"{_number(score)} ({_number(score, 'low')} to {_number(score, 'high')})"

@@ -28,7 +28,13 @@ METHODS = {
     "tcvae": "β-TCVAE",
     "ibgan": "IB-GAN",
 }
-WORDS = {"partition": "{}", "subsets": "k = {}", "code.code_dim": "d = {}", "code.encoder": "{} encoder"}
+WORDS = {
+    "partition": "{}",
+    "subsets": "k = {}",
+    "code.code_dim": "d = {}",
+    "code.encoder": "{} encoder",
+    "training.images": "{} images",
+}
 CUTS = ("subsets", "partition", "detach")  # settings of DiTi, without effect on the other methods
 NO_EFFECT = ("seed", "log_images", "validate_images", "checkpoint_images", "gradient_accumulation_steps")
 MEASURED = {
@@ -250,6 +256,8 @@ def _unique_labels(firsts: Sequence[Run]) -> list[str]:
     for place, run in enumerate(firsts):
         alike = [other for other in firsts if other.label == run.label]
         changed = {name: None for other in alike for name in differences(run.recipe, other.recipe)}
+        if len({other.data_name for other in alike}) == 1:
+            changed.pop("data", None)  # other images of the same name: the hash is in the table of commands
         labels[place] = ", ".join([run.label, *(_words(name, _shown(run, name)) for name in changed)])
     return [
         f"{label} ({run.path.name})" if labels.count(label) > 1 else label

@@ -139,7 +139,7 @@ def commands(groups: Sequence[Group], stage: str) -> list[str]:
 
 
 EDITS = {
-    "figure5.png": "Figure 5: early, middle or late subsets go from A to B and back; the rest of the code stays.",
+    "figure5.png": "Figure 5: early, middle or late subsets move; the rest of the code and the noise x_T stay.",
     "figure2a.png": "Figure 2a: one attribute each, along the direction of a sparse classifier.",
     "figure7.png": "Figure 7: the whole code goes from A to B.",
 }

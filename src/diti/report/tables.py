@@ -346,34 +346,14 @@ def _attribute_score(name: str, key: str) -> Callable[[Records], Score | None]:
 
 
 def verdicts(groups: Sequence[Group], floors: Sequence[Record] = ()) -> list[str]:
-    """The first two groups compared score by score, then the floors that reach a method; no more than shown."""
+    """The first two groups compared by each score that has intervals, then the best floor; the tables hold more."""
     found = []
     if len(groups) > 1:
-        measures = [*PROBED.values(), *disentangled_measures("total"), *(m for m in EDITED if m.better)]
-        found = _compare(groups[0], groups[1], measures)
-    found += [floor_verdict(name, records, groups) for name, records in floor_records(floors)]
-    return [sentence for sentence in found if sentence]
-
-
-def _compare(first: Group, second: Group, measures: Sequence[Measure]) -> list[str]:
-    """A sentence per score with intervals, one for all that have none, one for all that one method lacks."""
-    sentences, bare = [], []
-    lacking: dict[str, list[str]] = {first.label: [], second.label: []}
-    for measure in measures:
-        a, b = over_runs(first, measure.of), over_runs(second, measure.of)
-        if a is None or b is None:
-            if a or b:
-                lacking[(second if a else first).label].append(measure.heading)
-        elif None in (a.low, b.low):
-            bare.append(f"{measure.heading} {measure.text(a.value)} against {measure.text(b.value)}")
-        else:
-            sentences.append(verdict(first.label, a, second.label, b, measure))
-    if bare:
-        words = f"{first.label} against {second.label} without an interval, so without a verdict"
-        sentences.append(f"{words}: {', '.join(bare)}.")
-    return sentences + [
-        f"Not measured for {label}: {', '.join(names)}." for label, names in lacking.items() if names
-    ]
+        for measure in [*PROBED.values(), *(m for m in EDITED if m.better)]:
+            a, b = (over_runs(group, measure.of) for group in groups[:2])
+            if a and b and None not in (a.low, b.low):
+                found.append(verdict(groups[0].label, a, groups[1].label, b, measure))
+    return found + [sentence for m in PROBED.values() if (sentence := floor_verdict(m, groups, floors))]
 
 
 def verdict(first: str, a: Score, second: str, b: Score, measure: Measure) -> str:
@@ -386,17 +366,20 @@ def verdict(first: str, a: Score, second: str, b: Score, measure: Measure) -> st
     return f"{numbers}: {ahead} is ahead by {measure.text(abs(a.value - b.value))}{less}."
 
 
-def floor_verdict(name: str, records: Records, groups: Sequence[Group]) -> str:
-    """Which scores of which methods a floor reaches; empty where it reaches none."""
-    reached = []
-    for measure in PROBED.values():
-        floor = measure.of(records)
-        for group in groups if floor else ():
-            own = over_runs(group, measure.of)
-            if floor and own and measure.better * (own.value - floor.value) <= 0:
-                numbers = f"{measure.text(floor.value)} against {measure.text(own.value)} {measure.unit}"
-                reached.append(f"{numbers} of {group.label}")
-    return f"{name}: as good or better without training, {', '.join(reached)}." if reached else ""
+def floor_verdict(measure: Measure, groups: Sequence[Group], floors: Sequence[Record]) -> str:
+    """Which methods do not pass what is known without a trained encoder; empty where all do."""
+    reached = [(name, score) for name, records in floor_records(floors) if (score := measure.of(records))]
+    if not reached:
+        return ""
+    name, floor = max(reached, key=lambda item: measure.better * item[1].value)
+    scores = {group.label: over_runs(group, measure.of) for group in groups}
+    below = [
+        f"{label} ({measure.text(own.value)})"
+        for label, own in scores.items()
+        if own and measure.better * (own.value - floor.value) <= 0
+    ]
+    best = f"{name}, which needs no training, reaches {measure.text(floor.value)} {measure.unit}"
+    return f"{best}: not passed by {', '.join(below)}." if below else ""
 
 
 # ---- Files -------------------------------------------------------------------------------------------------
