@@ -32,7 +32,7 @@ def commands(heading: str) -> list[list[str]]:
 def place(tmp_path, monkeypatch):
     """An empty folder with the images that the README speaks of."""
     monkeypatch.chdir(tmp_path)
-    faces = toyfaces.render(toyfaces.sample(80, seed=3), 48)
+    faces = toyfaces.render(toyfaces.sample(220, seed=3), 48)
     Path("photos").mkdir()
     for index, face in enumerate(faces):
         Image.fromarray(face).save(f"photos/{index}.jpg")

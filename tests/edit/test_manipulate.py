@@ -22,6 +22,7 @@ from diti.edit.directions import (
     encoder_digest,
     learn_direction,
     load_direction,
+    pattern_of,
     save_direction,
     saved_direction,
 )
@@ -59,6 +60,7 @@ def a_direction(model, dims=MOVED) -> Direction:
         method="weight",
         dims=tuple(dims),
         weight=weight,
+        pattern=weight * rng.standard_normal(model.dims),
         bias=0.25,
         metric="AP",
         score=0.75,
@@ -70,7 +72,30 @@ def a_direction(model, dims=MOVED) -> Direction:
         encoder=encoder_digest(model),
         mean=rng.standard_normal(model.dims).astype(np.float32),
         std=rng.random(model.dims).astype(np.float32) + 0.5,
+        along="weight",
     )
+
+
+def test_an_edit_follows_the_weight_or_the_pattern(model):
+    direction = a_direction(model)
+    z = torch.zeros(1, model.dims)
+    for along, vector in (("weight", direction.weight), ("pattern", direction.pattern)):
+        step = push(z, direction.following(along), 0.5)[0].numpy()
+        expected = 0.5 * np.sqrt(model.dims) * direction.std * vector / np.linalg.norm(vector)
+        np.testing.assert_allclose(step, expected, rtol=1e-5)
+    with pytest.raises(InputError, match="allowed: pattern, weight"):
+        direction.following("sideways")
+
+
+def test_the_pattern_is_the_way_the_codes_move_and_the_weight_is_not():
+    """Two dims share a disturbance; the attribute moves the first alone. A reader must subtract the second."""
+    rng = numpy_generator(3, "pattern")
+    attribute, shared = rng.standard_normal((2, 200_000))
+    z = np.stack([attribute + 3 * shared, 3 * shared], axis=1)
+    weight = np.array([1.0, -1.0])  # z @ weight is the attribute itself
+    np.testing.assert_allclose(pattern_of(z, weight), [1, 0], atol=0.05)
+    np.testing.assert_allclose(pattern_of(z, weight), np.cov(z.T) @ weight, rtol=1e-3, atol=1e-4)
+    assert pattern_of(z, np.array([2.0, 0.0]))[1] == 0, "dims that were not chosen stay"
 
 
 # ---- Algorithm 3 ------------------------------------------------------------------------------------------

@@ -210,7 +210,8 @@ def direction(model, attribute: str) -> Direction:
     weight = numpy_generator(1, attribute).standard_normal(model.dims)
     about = {"method": "l1", "metric": "AP", "score": 0.9, "score_all_dims": 0.9, "chance": 0.5, "bias": 0.0}
     return Direction(
-        attribute=attribute, dims=tuple(range(model.dims)), weight=weight, data="faces", data_hash="abc", seed=0,
+        attribute=attribute, dims=tuple(range(model.dims)), weight=weight, pattern=weight,
+        data="faces", data_hash="abc", seed=0,
         encoder=encoder_digest(model), mean=np.zeros(model.dims, np.float32), std=np.ones(model.dims, np.float32),
         **about,
     )  # fmt: skip

@@ -99,6 +99,16 @@ def test_killed_and_continued_equals_one_run(frozen, tmp_path):
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
 
 
+def test_a_run_is_not_continued_over_another_backbone_of_the_same_path(frozen, backbone, tmp_path, capsys):
+    words = ["train", *COMMON, "--backbone", frozen, "--out", str(tmp_path / "run"), "--images"]
+    assert main([*words, "64"]) == 0
+    with torch.no_grad():
+        backbone.unet.conv_out.weight.add_(1)
+    backbone.save(frozen)
+    assert main([*words, "128"]) == 2
+    assert "other settings (backbone_hash)" in capsys.readouterr().err
+
+
 def test_two_processes_with_half_the_batch_equal_one(frozen, tmp_path):
     words = ["-m", "diti", "train", *COMMON, "--backbone", frozen, "--images", "256", "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

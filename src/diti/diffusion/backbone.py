@@ -7,6 +7,7 @@ Letters: B images, f pixel-unshuffle factor, T time-steps. Code time-steps are 0
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -114,6 +115,13 @@ class Backbone(nn.Module):
             return output
         invert = x0_from_v if self.prediction_type == "v_prediction" else x0_from_eps
         return invert(output, x, gather(self.schedule.alpha_bar, t, x))
+
+    def digest(self) -> str:
+        """Hex digest of every weight: whether two backbones are the same, wherever they lie."""
+        found = hashlib.sha256()
+        for name, tensor in sorted(self.unet.state_dict().items()):
+            found.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     def require_size(self, size: int) -> None:
         """Refuse images of another side than the network was trained for."""

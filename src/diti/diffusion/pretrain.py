@@ -100,7 +100,10 @@ def start_run(
         backbone.require_size(dataset.size)
     run = RunFolder(out)
     if accelerator.is_main_process:
-        run.begin(config, {"verb": verb, "data_name": dataset.name, "data_hash": dataset.hash}, FREE)
+        inputs = {"verb": verb, "data_name": dataset.name, "data_hash": dataset.hash}
+        if verb == "train" and backbone:
+            inputs["backbone_hash"] = backbone.digest()
+        run.begin(config, inputs, FREE)
     accelerator.wait_for_everyone()
     return run, dataset
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,8 +25,9 @@ from diti.probe.scores import average_precision, chance_ap, pearson
 from diti.representation.features import encode_dataset, encoder_hash
 from diti.representation.model import DiTi
 
-ARRAYS = ("weight", "mean", "std")
-FORMAT = "1"
+ARRAYS = ("weight", "pattern", "mean", "std")
+FORMAT = "2"
+ALONG = ("pattern", "weight")  # what an edit follows; the paper follows the weight
 CONTINUOUS = "ridge"  # the method for continuous attributes: largest weights of a ridge regression
 
 
@@ -38,6 +39,7 @@ class Direction:
     method: str  # how the dims were chosen: l1, weight, probmask; ridge for a continuous attribute
     dims: tuple[int, ...]  # the d' dims it moves, ascending
     weight: np.ndarray  # float64 (D,) for standardised codes, zero outside dims
+    pattern: np.ndarray  # float64 (D,) how standardised codes move with the classifier's score, zero outside dims
     bias: float
     metric: str  # what the scores are: AP, or r for a continuous attribute
     score: float  # on the validation rows
@@ -49,6 +51,17 @@ class Direction:
     encoder: str  # digest of the encoder whose codes these are
     mean: np.ndarray  # float32 (D,) codes are standardised as (z - mean) / std
     std: np.ndarray  # float32 (D,) σ of algorithm 3
+    along: str = "pattern"  # what an edit follows: pattern or weight
+
+    @property
+    def heading(self) -> np.ndarray:
+        """float64 (D,) what an edit follows, for standardised codes."""
+        return self.pattern if self.along == "pattern" else self.weight
+
+    def following(self, along: str) -> Direction:
+        """The same direction, followed along its pattern or its weight."""
+        check_along(along)
+        return replace(self, along=along)
 
     def scores(self, z: np.ndarray) -> np.ndarray:
         """Classifier scores (N,) of raw codes (N, D); positive means the attribute."""
@@ -70,6 +83,24 @@ class Direction:
 def standardise(z: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     """(z - mean) / std, float32."""
     return ((z - mean) / std).astype(np.float32)
+
+
+def check_along(along: str) -> None:
+    """InputError for anything else than pattern and weight."""
+    if along not in ALONG:
+        raise InputError(f"along is {along!r}; allowed: {', '.join(ALONG)}")
+
+
+def pattern_of(z: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """float64 (D,) Σ w: how standardised codes (N, D) co-vary with the score z w, zero where the weight is.
+
+    The weight says how to read an attribute: in dims that vary together it also cancels what disturbs the reading,
+    and a code moved along it leaves the data. Along Σ w codes move as they do where the attribute differs
+    (Haufe et al. 2014, "On the interpretation of weight vectors of linear models").
+    """
+    centred = z.astype(np.float64) - z.mean(0, dtype=np.float64)
+    covariance = centred.T @ (centred @ weight) / len(z)
+    return np.where(weight != 0, covariance, 0.0)
 
 
 def encoder_digest(model: DiTi) -> str:
@@ -109,6 +140,7 @@ def learn_direction(
         method=method_for(dataset, attribute, selection),
         dims=tuple(int(i) for i in kept),
         weight=fit.weight,
+        pattern=pattern_of(z_train, fit.weight),
         bias=fit.bias,
         metric="AP" if binary else "r",
         score=score,

@@ -53,12 +53,15 @@ class Manipulation:
 
 
 def push(z: Tensor, direction: Direction, scale: float) -> Tensor:
-    """z' = z + λ σ w / ‖w‖ with λ = s √D, of codes (N, D). Algorithm 3, line 3; `scale` is s."""
-    weight = torch.from_numpy(direction.weight)
-    length = weight.norm()
+    """z' = z + λ σ w / ‖w‖ with λ = s √D, of codes (N, D). Algorithm 3, line 3; `scale` is s.
+
+    w is the classifier's weight, as in the paper, or its pattern: see `Direction.along`.
+    """
+    heading = torch.from_numpy(direction.heading)
+    length = heading.norm()
     if length == 0:
         raise InputError(f"the direction of {direction.attribute!r} is zero in every dim; it cannot be followed")
-    step = scale * len(weight) ** 0.5 * torch.from_numpy(direction.std) * weight / length  # (D,)
+    step = scale * len(heading) ** 0.5 * torch.from_numpy(direction.std) * heading / length  # (D,)
     return z + step.to(z)
 
 
@@ -162,6 +165,7 @@ def manipulate_files(
     out: Path,
     *,
     selection: str = DEFAULT_SELECTION,
+    along: str = "pattern",
     masked: bool = True,
     stop_guidance: float = 0.0,
     calls: int = CALLS,
@@ -173,6 +177,7 @@ def manipulate_files(
     folder, loaded = locate(model), load_with_decoder(model)
     pixels = decode_file(image, loaded.size)
     direction, lines = direction_of(loaded, folder, attribute, data, dims, selection, seed)
+    direction = direction.following(along)
     with progress_bar("manipulating", 2 * calls, unit="steps") as advance:
         result = manipulate(
             loaded,

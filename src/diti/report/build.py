@@ -15,7 +15,7 @@ from diti.report import tables
 from diti.report.blocks import Page, Section, Table
 from diti.report.evidence import Effort, measure_runs
 from diti.report.page import save_page
-from diti.report.runs import Group, Run, group_runs, read_run
+from diti.report.runs import Group, Run, check_finished, group_runs, read_run
 from diti.report.sections import sections
 
 PAGE, RECORD, LOGS = "index.html", "report.json", "logs"
@@ -48,6 +48,8 @@ def report(
     opening: sections to stand before all others.
     """
     paths = find_runs(sources)
+    for path in paths:
+        check_finished(path)
     data = data or shared_data(paths)
     dataset = open_data(data, size_of(paths))
     measure_runs(paths, dataset, data, effort or Effort(), out / LOGS)

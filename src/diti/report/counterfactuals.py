@@ -28,7 +28,14 @@ from diti.data.sources import open_data
 from diti.diffusion.files import locate
 from diti.diffusion.generate import CALLS
 from diti.diffusion.sampler import timesteps
-from diti.edit.directions import Direction, learn_direction, save_direction, saved_direction, standardise
+from diti.edit.directions import (
+    Direction,
+    check_along,
+    learn_direction,
+    save_direction,
+    saved_direction,
+    standardise,
+)
 from diti.edit.interpolate import cut_of
 from diti.edit.manipulate import SCALE
 from diti.edit.measure import DIFFERENT, SCORES, interpolation_scores, manipulation_scores
@@ -62,6 +69,7 @@ class CounterfactualOptions:
     dims: int | None = None  # d'; None: 32, or a quarter of a short code
     scale: float = SCALE
     selection: str = DEFAULT_SELECTION  # how the dims are chosen
+    along: str = "pattern"  # what an edit follows: pattern or weight
     compare_selections: bool = True
     random_groupings: int = 3  # of dims, to say what chance gives
     calls: int = CALLS  # network calls per image and way
@@ -75,6 +83,7 @@ class CounterfactualOptions:
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise InputError(f"scale is {self.scale}; give a number above 0, such as {SCALE}")
         check_selection(self.selection)
+        check_along(self.along)
 
 
 def measure_counterfactuals(source: str, data: str, out: Path, options: CounterfactualOptions) -> dict[str, Any]:
@@ -222,7 +231,7 @@ class Study:
                     direction = learn_direction(self.model, self.dataset, *wanted, codes=self.codes)
                     if os.access(folder, os.W_OK):
                         save_direction(direction, folder)
-                found.append(direction)
+                found.append(direction.following(self.options.along))
                 advance()
         return found
 

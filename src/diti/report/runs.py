@@ -135,27 +135,18 @@ def measured_folder(run: Path, dataset_name: str, dataset_hash: str) -> Path:
 
 def read_run(path: Path, dataset: Dataset) -> Run:
     """A finished run of `diti train` with its records on `dataset`; InputError for any other folder."""
-    _check_kind(path)
+    check_finished(path)
     config = load_yaml(TrainConfig(), path / "config.yaml")
     log = RunFolder(path).read_log()
-    images = max((int(line.get("images", 0)) for line in log), default=0)
-    missing = [name for name in NEEDED if not (path / name).is_file()]
-    if images < config.training.images:
-        missing.append(f"{config.training.images - images:,} of its {config.training.images:,} images")
-    facts = read_json(path / "run.json")
-    if missing:
-        raise InputError(
-            f"{path} is not a finished run ({', '.join(missing)} missing); finish it with: {facts.get('command')}"
-        )
     speeds = [line["images_per_s"] for line in log if "images_per_s" in line]
     unet, measured = _weight_files(path).get("unet"), measured_folder(path, dataset.name, dataset.hash)
     return Run(
         path=path,
         label=label_of(config),
         config=config,
-        facts=facts,
+        facts=read_json(path / "run.json"),
         checks=read_json(path / "checks.json"),
-        images=images,
+        images=images_seen(log),
         images_per_s=statistics.median(speeds) if speeds else None,
         peak_memory_mb=max((line["peak_memory_mb"] for line in log if "peak_memory_mb" in line), default=None),
         weights={part: count_numbers(file) for part, file in _weight_files(path).items()},
@@ -164,6 +155,23 @@ def read_run(path: Path, dataset: Dataset) -> Run:
         measured=measured,
         **_read_measured(measured),
     )
+
+
+def check_finished(path: Path) -> None:
+    """InputError for anything but a folder that `diti train` wrote to its end; says how to finish it."""
+    _check_kind(path)
+    length = load_yaml(TrainConfig(), path / "config.yaml").training.images
+    missing = [name for name in NEEDED if not (path / name).is_file()]
+    if (seen := images_seen(RunFolder(path).read_log())) < length:
+        missing.append(f"{length - seen:,} of its {length:,} images")
+    if missing:
+        command = read_json(path / "run.json").get("command")
+        raise InputError(f"{path} is not a finished run ({', '.join(missing)} missing); finish it with: {command}")
+
+
+def images_seen(log: Sequence[Record]) -> int:
+    """By the lines of a run's log."""
+    return max((int(line.get("images", 0)) for line in log), default=0)
 
 
 def _check_kind(path: Path) -> None:

@@ -123,19 +123,16 @@ def _disentangled(reduction: str, name: str) -> Callable[[Records], Score | None
 
 
 def _edited(*keys: str) -> Callable[[Records], Score | None]:
-    """A {value, low, high} of the counterfactuals."""
+    """A {value, low, high} of the counterfactuals; an interval that is open at one end counts as none."""
 
     def pick(records: Records) -> Score | None:
         found = at(records, "counterfactuals", *keys)
-        return Score(found["value"], found.get("low"), found.get("high")) if found else None
+        if not found:
+            return None
+        ends = (found.get("low"), found.get("high"))
+        return Score(found["value"]) if None in ends else Score(found["value"], *ends)
 
     return pick
-
-
-def _leakage_per_change(records: Records) -> Score | None:
-    """How much else moves for each unit of what is wanted; not defined where nothing wanted happens."""
-    change, leakage = (_edited("manipulation", "mean", name)(records) for name in ("change", "leakage"))
-    return Score(leakage.value / change.value) if change and leakage and change.value > 0 else None
 
 
 def _swapped(x_t: str) -> Callable[[Records], Score | None]:
@@ -162,7 +159,9 @@ EDITED = (
     Measure("flips %", "% flips", _edited("manipulation", "mean", "flips"), scale=100, digits=1),
     Measure("change", "change", _edited("manipulation", "mean", "change")),
     Measure("leakage", "leakage", _edited("manipulation", "mean", "leakage"), better=0),
-    Measure("leakage per change", "leakage per change", _leakage_per_change, better=-1),
+    Measure(
+        "leakage per change", "leakage per change", _edited("manipulation", "mean", "leak_per_change"), better=-1
+    ),
     Measure("pixels", "pixels", _edited("manipulation", "mean", "pixels"), better=0),
     Measure("distance", "distance to the data", _edited("manipulation", "mean", "distance"), better=-1),
     Measure("distance, no edit", "", _edited("manipulation", "reconstruction", "distance"), better=0),

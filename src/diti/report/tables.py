@@ -242,7 +242,7 @@ def counterfactual_table(groups: Sequence[Group]) -> Table:
     shown = groups if any(run.counterfactuals for group in groups for run in group.runs) else []
     cells, undecided = score_columns(shown, EDITED)
     rows = [[Cell(group.label), *row] for group, row in zip(shown, cells, strict=True)]
-    one_run = "bootstrap over the edited images (leakage per change has none)"
+    one_run = "bootstrap over the edited images (none where it would be open)"
     about = (
         "Flips: edits that reach the wanted answer. Change and leakage: of the wanted attribute, and on average "
         "of the others, in standard deviations. Pixels: RMS change in [-1, 1]. Distance: to the data, 1 is usual. "
@@ -346,7 +346,7 @@ def _attribute_score(name: str, key: str) -> Callable[[Records], Score | None]:
 
 
 def verdicts(groups: Sequence[Group], floors: Sequence[Record] = ()) -> list[str]:
-    """The first two groups compared by each score that has intervals, then the best floor; the tables hold more."""
+    """The first two groups by each score that has intervals, then the best floor; the tables hold more."""
     found = []
     if len(groups) > 1:
         for measure in [*PROBED.values(), *(m for m in EDITED if m.better)]:

@@ -54,6 +54,8 @@ class Manipulate:
     dims: int = 32  # d': dims of the code that the direction may move
     scale: CommaList = "0.15,0.3"  # strengths s, each drawn with both signs; the code moves by s √d deviations
     selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
+    along: Literal["pattern", "weight"] = "pattern"
+    """What the code follows: how it varies with the attribute, or, as in the paper, the classifier's weights."""
     out: Path = Path("manipulation.png")  # picture to write
     masked: bool = True  # at each time-step only the subsets up to it enter, as in training
     stop_guidance: float = 0.0  # share of the last steps, such as 0.3, left to the frozen model alone
@@ -67,8 +69,8 @@ class Manipulate:
         both_signs = sorted({-strength for strength in strengths} | strengths)
         lines = manipulate_files(
             self.model, self.image, self.attribute, self.data, self.dims, both_signs, self.out,
-            selection=self.selection, masked=self.masked, stop_guidance=self.stop_guidance, calls=self.calls,
-            seed=self.seed,
+            selection=self.selection, along=self.along, masked=self.masked, stop_guidance=self.stop_guidance,
+            calls=self.calls, seed=self.seed,
         )  # fmt: skip
         print("\n".join(lines))
         next_command(f"diti vary {self.model} {self.image} -n 8")

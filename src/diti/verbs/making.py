@@ -64,7 +64,7 @@ class Prepare:
         )
         print_summary(dataset, source.notes)
         known = {32: "celeba32", 64: "celeba64", 128: "ffhq128"}
-        shape = known.get(self.size, f"celeba32 --size {self.size}")
+        shape = known.get(self.size, f"celeba32 --size {self.size} --attention {self.size // 4}")
         next_command(f"diti pretrain --data {self.out} --preset {shape} --out runs/backbone")
 
 

@@ -116,6 +116,7 @@ class Counterfactuals:
     dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
     scale: float = 0.3  # strength s; the code moves by s √d standard deviations
     selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
+    along: Literal["pattern", "weight"] = "pattern"  # what the code follows; weight as in the paper
     seed: int = 0
 
     def run(self) -> None:
@@ -123,7 +124,7 @@ class Counterfactuals:
 
         options = CounterfactualOptions(
             images=self.images, pairs=self.pairs, dims=self.dims, scale=self.scale, selection=self.selection,
-            reader_images=self.reader_images, seed=self.seed,
+            along=self.along, reader_images=self.reader_images, seed=self.seed,
         )  # fmt: skip
         measure_counterfactuals(self.model, self.data, self.out, options)
 

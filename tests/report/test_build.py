@@ -1,0 +1,94 @@
+"""What `diti report` refuses, and what it measures again. The whole of it is shown by tests/test_demo.py."""
+
+import json
+
+import pytest
+
+from diti.cli import main
+from diti.core.errors import InputError
+from diti.data.sources import open_data
+from diti.report.blocks import Cell, Table
+from diti.report.build import find_runs, shared_data
+from diti.report.evidence import Effort, plan_stages
+from diti.report.terminal import print_table
+
+
+def make_run(path, data="toyfaces:40", subsets=4, decoder=True, weights=b"w"):
+    """The files that decide what is measured; nothing here is ever loaded as a network."""
+    for folder in ("unet", "encoder", *(["decoder"] if decoder else [])):
+        (path / folder).mkdir(parents=True)
+        (path / folder / "model.safetensors").write_bytes(weights)
+    (path / "config.yaml").write_text(f"data: {data}\n")
+    (path / "partition.json").write_text(json.dumps({"subsets": subsets}))
+    return path
+
+
+def test_runs_are_found_alone_and_in_folders(tmp_path):
+    a, b = make_run(tmp_path / "sweep" / "a"), make_run(tmp_path / "sweep" / "b")
+    (tmp_path / "sweep" / "logs").mkdir()
+    assert find_runs([tmp_path / "sweep"]) == [a, b] and find_runs([b, a]) == [b, a]
+
+
+@pytest.mark.parametrize(("name", "complaint"), [("nothing", "is not a folder"), ("empty", "holds no run")])
+def test_what_is_no_run_is_one_line(tmp_path, capsys, name, complaint):
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(tmp_path / name), "--out", str(tmp_path / "report")]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
+
+
+def test_runs_of_different_data_need_a_choice(tmp_path):
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", data="toyfaces:50")]
+    assert shared_data(runs[:1]) == "toyfaces:40"
+    with pytest.raises(InputError, match=r"toyfaces:40, toyfaces:50.*--data"):
+        shared_data(runs)
+
+
+@pytest.fixture
+def faces():
+    return open_data("toyfaces:40", 16)
+
+
+def test_floors_are_probed_once_and_the_first_edits_come_first(tmp_path, faces):
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", subsets=1)]
+    stages = plan_stages(runs, faces, "toyfaces:40", Effort())
+    assert [(s.run.name, s.name) for s in stages] == [
+        ("a", "counterfactuals"), ("a", "probe"), ("a", "analysis"), ("b", "probe"), ("b", "counterfactuals"),
+    ]  # fmt: skip
+    assert ["--no-floors" in s.words for s in stages if s.name == "probe"] == [False, True]
+
+
+def test_a_model_without_decoder_is_probed_only(tmp_path, faces):
+    run = make_run(tmp_path / "a", subsets=1, decoder=False)
+    assert [s.name for s in plan_stages([run], faces, "toyfaces:40", Effort())] == ["probe"]
+
+
+def test_a_stage_is_done_for_its_own_settings_only(tmp_path, faces):
+    run = make_run(tmp_path / "a", subsets=1)
+
+    def probe(**effort):
+        stages = plan_stages([run], faces, "toyfaces:40", Effort(**effort))
+        return next(s for s in stages if s.name == "probe")
+
+    stage = probe()
+    assert not stage.is_done
+    (stage.folder).mkdir(parents=True)
+    (stage.folder / "probe.json").write_text("{}")
+    assert not stage.is_done, "a record without a note may belong to other settings"
+    stage.note()
+    assert stage.is_done and not probe(seed=1).is_done and not probe(floors=False).is_done
+    (run / "encoder" / "model.safetensors").write_bytes(b"trained on")
+    assert not probe().is_done, "another encoder"
+
+
+def test_efforts_are_checked():
+    with pytest.raises(InputError, match="pairs is 0"):
+        Effort(pairs=0)
+
+
+def test_a_table_on_the_terminal_has_its_numbers_and_note(capsys):
+    print_table(
+        Table("t", "Title", ["method", "AP"], [[Cell("DiTi"), Cell("61.0", 61.0, tone="best")]], "A note.")
+    )
+    shown = capsys.readouterr().out
+    assert all(words in shown for words in ("Title", "method", "DiTi", "61.0", "A note."))
