@@ -44,6 +44,15 @@ def test_runs_of_different_data_need_a_choice(tmp_path):
         shared_data(runs)
 
 
+def test_an_unfinished_run_is_refused_before_anything_is_measured(tmp_path, capsys):
+    run = make_run(tmp_path / "a")
+    (run / "run.json").write_text(json.dumps({"verb": "train", "command": "diti train --data d"}))
+    assert main(["report", str(run), "--out", str(tmp_path / "report")]) == 2
+    complaint = capsys.readouterr().err
+    assert "checks.json" in complaint and "finish it with: diti train --data d" in complaint
+    assert not (run / "measured").exists()
+
+
 @pytest.fixture
 def faces():
     return open_data("toyfaces:40", 16)
