@@ -53,6 +53,7 @@ LENGTHS = {
     "normal": Length(
         faces=30_000,
         images=50_000,
+        effort=Effort(faces=16, pairs=8),
         remark="One seed: the intervals say how much other test images change a score, not another training.",
     ),
     "full": Length(

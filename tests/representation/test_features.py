@@ -52,7 +52,7 @@ def test_data_of_another_size_is_resized_not_refused(model):
 
 
 def test_floors_name_their_dims_and_keep_the_order_of_the_images(backbone, faces):
-    found = dict(floors(backbone, faces, dims=8, seed=0))
+    found = dict(floors(backbone, faces, dims=8, seed=0, wide=True))
     assert [name.rpartition(",")[0] for name in found] == [
         "PCA of pixels", "random encoder", "backbone features", "PCA of backbone features",
     ]  # fmt: skip
@@ -60,6 +60,8 @@ def test_floors_name_their_dims_and_keep_the_order_of_the_images(backbone, faces
         assert len(features) == 600, name
         assert f"{features.shape[1]:,} dims" in name
         assert np.isfinite(features).all()
+    narrow = dict(floors(backbone, faces, dims=8, seed=0))
+    assert all(features.shape[1] == 8 for features in narrow.values()) and len(narrow) == 3
 
 
 def test_principal_components_against_a_singular_value_decomposition(faces):

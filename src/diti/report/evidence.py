@@ -98,17 +98,20 @@ def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effo
 
 
 def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort) -> list[Stage]:
-    """All stages of all runs; floors once, with the first run of each backbone.
+    """All stages of all runs; floors and theory once, with the first run of each backbone.
 
     The first counterfactuals come first: they train the reader that the others wait for, which come last.
     """
     stages: list[Stage] = []
     with_floors: set[str] = set()
+    analysed: set[str] = set()
     for run in runs:
         backbone = sha256_folder(run / "unet")
         floors = effort.floors and backbone not in with_floors
         with_floors.add(backbone)
-        stages += stages_of(run, dataset, data, effort, floors)
+        found = stages_of(run, dataset, data, effort, floors)
+        stages += [stage for stage in found if stage.name != "analysis" or backbone not in analysed]
+        analysed |= {backbone for stage in found if stage.name == "analysis"}
     edits = [stage for stage in stages if stage.name == "counterfactuals"]
     others = sorted((stage for stage in stages if stage not in edits), key=lambda stage: -stage.seconds)
     return [*edits[:1], *others, *edits[1:]]
@@ -131,12 +134,12 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, floors: bo
         words = ["probe", str(run), "--disentanglement", "--reconstruct", str(reconstructed)]
         words += [] if floors else ["--no-floors"]
         settings = {"reconstructed": reconstructed, "floors": floors}
-        found.append(stage("probe", words, 110 if floors else 50, **settings))
+        found.append(stage("probe", words, 60 if floors else 30, **settings))
     if dataset.attributes and decodes:
         counts = {"images": effort.faces, "pairs": effort.pairs, "reader-images": effort.reader_images}
         words = ["counterfactuals", str(run), *(w for k, v in counts.items() for w in (f"--{k}", str(v)))]
-        found.append(stage("counterfactuals", words, 120, **counts))
+        found.append(stage("counterfactuals", words, 80, **counts))
     if read_json(run / "partition.json").get("subsets", 1) != 1:
         words = ["analyze", str(run), "--count", str(effort.changes)]
-        found.append(stage("analysis", words, 60, changes=effort.changes))
+        found.append(stage("analysis", words, 40, changes=effort.changes))
     return found

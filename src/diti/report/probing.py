@@ -38,6 +38,7 @@ class ProbeOptions:
     against: str | None = None  # another model, or the JSON of an earlier probe
     few_shot: tuple[int, ...] = ()
     floors: bool = True
+    wide_floor: bool = False
     subsets: bool = True
     disentanglement: bool = False
     reconstruct: int = 0
@@ -160,7 +161,9 @@ class Study:
         """What the same probe finds without a trained encoder."""
         found = []
         source = self.model.backbone if isinstance(self.model, DiTi) else self.model.size
-        for name, features in floors(source, self.dataset, self.model.dims, self.options.seed):
+        for name, features in floors(
+            source, self.dataset, self.model.dims, self.options.seed, self.options.wide_floor
+        ):
             record = self.labels.probe(features, self.options.seed).record()
             found.append({"name": name, "probe": record})
         return found

@@ -21,10 +21,13 @@ from diti.representation.principal import Moments, principal_axes
 PIXEL_SIDE = 32  # px: larger images are averaged down first, which keeps the principal axes affordable
 
 
-def floors(backbone: Backbone | int, dataset: Dataset, dims: int, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def floors(
+    backbone: Backbone | int, dataset: Dataset, dims: int, seed: int, wide: bool = False
+) -> Iterator[tuple[str, np.ndarray]]:
     """Names and features (N, F), one after the other so that only one is in memory.
 
     backbone: or the side of the images, px, where there is none; then its own floors are left out.
+    wide: also all of the backbone's features; probes of thousands of dims take minutes.
     """
     of_pixels = principal_components(lambda rows: pixels_flat(dataset, rows), dataset, dims)
     yield f"PCA of pixels, {dims} dims", of_pixels
@@ -37,7 +40,8 @@ def floors(backbone: Backbone | int, dataset: Dataset, dims: int, seed: int) -> 
     except InputError:  # a U-Net whose down path cannot be run on its own has no such floor
         return
     features = trunk_features(copied, dataset)
-    yield f"backbone features, {features.shape[1]:,} dims", features
+    if wide or features.shape[1] <= dims:
+        yield f"backbone features, {features.shape[1]:,} dims", features
     if features.shape[1] > dims:
         components = principal_components(lambda rows: features[rows], dataset, dims)
         yield f"PCA of backbone features, {dims} dims", components

@@ -37,7 +37,8 @@ class Probe:
     """converged: L2 chosen on validation images, fitted to the optimum; paper: the authors' 15 epochs of Adam."""
     against: Name = None  # another model, or the JSON of an earlier probe, to compare attribute by attribute
     few_shot: CommaList = ""  # also with only so many labels, such as 10,100,1000
-    floors: bool = True  # also probe PCA of pixels, a random encoder and the frozen backbone's own features
+    floors: bool = True  # also probe PCA of pixels, a random encoder and PCA of the frozen backbone's features
+    wide_floor: bool = False  # also all of those features, thousands of dims: minutes
     subsets: bool = True  # also the subset × attribute matrix, and the score against the number of subsets
     disentanglement: bool = False  # also DCI, FactorVAE score, MIG, SAP, TAD, taking the attributes as factors
     reconstruct: int = 0  # also reconstruct so many test images: MSE, PSNR, SSIM
@@ -47,7 +48,8 @@ class Probe:
         from diti.report.probing import ProbeOptions, probe_model
 
         options = ProbeOptions(
-            protocol=self.protocol, against=self.against, floors=self.floors, subsets=self.subsets,
+            protocol=self.protocol, against=self.against, floors=self.floors,
+            wide_floor=self.wide_floor, subsets=self.subsets,
             few_shot=tuple(int(n) for n in numbers("--few-shot", self.few_shot)) if self.few_shot else (),
             disentanglement=self.disentanglement, reconstruct=self.reconstruct, seed=self.seed,
         )  # fmt: skip
@@ -141,7 +143,7 @@ class Report:
     pairs: int = 16  # test pairs interpolated
     changes: int = 12  # pairs per attribute for the time-step at which it is lost
     reader_images: int = 32_000  # length of the training of the attribute reader, images
-    floors: bool = True  # also probe PCA of pixels, a random encoder and the backbone's own features
+    floors: bool = True  # also probe PCA of pixels, a random encoder and PCA of the backbone's features
     paper: bool = False  # show the paper's numbers, greyed, even where the data are not the paper's
     seed: int = 0
 
