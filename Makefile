@@ -11,7 +11,7 @@ demo: $(VENV)/ready
 	$(BIN)/diti demo
 
 test: $(VENV)/ready-dev
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff check .

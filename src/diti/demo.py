@@ -46,19 +46,19 @@ class Length:
 LENGTHS = {
     "quick": Length(
         faces=4_000,
-        images=6_400,
-        effort=Effort(faces=8, pairs=8, changes=4, reader_images=9_600, reconstructed=16),
+        images=3_200,
+        effort=Effort(faces=4, pairs=4, changes=2, reader_images=9_600, reconstructed=16),
         remark="A quick look: hardly trained, scored on few images, so the numbers are rough.",
     ),
     "normal": Length(
-        faces=30_000,
-        images=50_000,
-        effort=Effort(faces=16, pairs=8),
+        faces=12_000,
+        images=40_000,
+        effort=Effort(faces=12, pairs=6),
         remark="One seed: the intervals say how much other test images change a score, not another training.",
     ),
     "full": Length(
-        faces=30_000,
-        images=50_000,
+        faces=12_000,
+        images=40_000,
         seeds=(0, 1, 2),
         remark="Three seeds: the intervals are over trainings.",
     ),
