@@ -18,6 +18,7 @@ SMALL = {  # what makes a command short; nothing of what is written is left out
     "pretrain": ["--images", "64", "--train-batch-size", "32"],
     "train": ["--images", "64", "--train-batch-size", "32"],
     "interpolate": ["--calls", "3", "--scales", "0,1"],
+    "manipulate": ["--calls", "3"],
     "vary": ["--calls", "3"],
 }
 
@@ -80,5 +81,6 @@ def test_all_files_that_the_readme_names_exist():
 def test_the_verbs_in_the_readme_exist(capsys):
     from diti.verbs import VERBS
 
-    verbs = set(re.findall(r"\bditi ([a-z-]+)\b(?= )", " ".join(re.findall(r"`([^`]+)`", TEXT))))
+    quoted = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", TEXT)
+    verbs = {verb for text in quoted for verb in re.findall(r"(?:^|[\s/])diti ([a-z-]+)", text)}
     assert {"probe", "report", "sweep"} <= verbs and verbs <= {*VERBS, "demo"}

@@ -15,6 +15,7 @@ from diti.core.errors import InputError
 from diti.core.rng import numpy_generator
 from diti.data import toyfaces
 from diti.data.prepared import Dataset
+from diti.diffusion.files import locate, may_keep
 from diti.diffusion.sampler import timesteps
 from diti.edit.directions import (
     Direction,
@@ -340,3 +341,7 @@ def test_the_picture_goes_from_negative_to_positive(model, faces):
     turned = dataclasses.replace(result, images=result.images.flip(0), scales=(-0.4, 0.4))
     np.testing.assert_array_equal(picture, np.asarray(manipulation_picture(turned, a_direction(model))))
     assert picture.shape[1] > picture.shape[0]
+
+
+def test_nothing_is_kept_in_the_package_itself(tmp_path):
+    assert may_keep(tmp_path) and not may_keep(locate("toyfaces32"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ def refuse_keys(faults: Mapping[str, Sequence[str]], source: str) -> None:
             parts.append(f"{kind}: {', '.join(keys[:5])}{more}")
     if parts:
         raise InputError(f"the weights of {source} do not fit the network's config; {'; '.join(parts)}")
+
+
+def may_keep(folder: Path) -> bool:
+    """Whether a model folder may keep what is learned about it: it is writable and not the package's own."""
+    return os.access(folder, os.W_OK) and ASSETS not in folder.resolve().parents
 
 
 def locate(source: str | Path) -> Path:

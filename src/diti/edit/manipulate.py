@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from diti.core.images import grid, save_picture, to_uint8
 from diti.core.progress import progress_bar
 from diti.data.decode import decode_file
 from diti.data.sources import open_data
-from diti.diffusion.files import locate
+from diti.diffusion.files import locate, may_keep
 from diti.diffusion.generate import CALLS
 from diti.diffusion.sampler import EpsFn, OnStep, dpm_solver_2m, timesteps
 from diti.edit.directions import (
@@ -206,6 +205,6 @@ def direction_of(
     lines = [direction.summary()]
     if direction.method == CONTINUOUS:
         lines.append(f"{attribute} is continuous: the direction is that of a ridge regression, its dims by weight")
-    if os.access(folder, os.W_OK):
+    if may_keep(folder):
         lines.append(f"kept the direction in {save_direction(direction, folder)}")
     return direction, lines

@@ -7,7 +7,6 @@ that are compared on the data share it. Letters: N images, A attributes, D dims 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -25,7 +24,7 @@ from diti.core.runs import command_line, versions, write_json
 from diti.data.predicted import predicted_columns
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
-from diti.diffusion.files import locate
+from diti.diffusion.files import locate, may_keep
 from diti.diffusion.generate import CALLS
 from diti.diffusion.sampler import timesteps
 from diti.edit.directions import (
@@ -229,7 +228,7 @@ class Study:
                 direction = saved_direction(self.model, folder, self.dataset, *wanted)
                 if direction is None:
                     direction = learn_direction(self.model, self.dataset, *wanted, codes=self.codes)
-                    if os.access(folder, os.W_OK):
+                    if may_keep(folder):
                         save_direction(direction, folder)
                 found.append(direction.following(self.options.along))
                 advance()
