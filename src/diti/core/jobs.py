@@ -99,6 +99,7 @@ def last_line(log: Path) -> list[str]:
 
 
 def _start(job: Job) -> Child:
+    # Unbuffered, so that the last line of the log is the last that was said, be it output or a complaint.
     job.log.parent.mkdir(parents=True, exist_ok=True)
     began = time.time()
     with job.log.open("wb") as output:
@@ -107,7 +108,7 @@ def _start(job: Job) -> Child:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
         )
     return Child(job, process, began)
 
