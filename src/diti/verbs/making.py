@@ -16,7 +16,7 @@ class Demo:
     """Train DiTi and PDAE on the built-in faces, measure both and write one page; no download, 10 minutes."""
 
     out: File = None  # folder for all of it; by default runs/demo, runs/demo-quick or runs/demo-full
-    quick: bool = False  # two minutes, rough numbers
+    quick: bool = False  # a few minutes, rough numbers
     full: bool = False  # three seeds each, with intervals over seeds
     faces: Number = None  # number of toy faces, instead of the length's own
     images: Number = None  # images that each training sees, instead of the length's own
