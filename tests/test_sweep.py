@@ -212,6 +212,7 @@ def swept(killed, file, cache):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_sweep_killed_outright_leaves_no_process_behind(killed):
     wait_until(lambda: processes_of(killed) == [], seconds=10)
+    assert processes_of(killed) == []
 
 
 def test_a_run_that_fails_does_not_stop_the_others(swept, cache):

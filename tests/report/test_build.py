@@ -37,6 +37,11 @@ def test_what_is_no_run_is_one_line(tmp_path, capsys, name, complaint):
     assert not (tmp_path / "report").exists()
 
 
+def test_no_run_at_all_is_one_line(tmp_path, capsys):
+    assert main(["report", "--out", str(tmp_path / "report")]) == 2
+    assert capsys.readouterr().err.startswith("diti: no run was named")
+
+
 def test_runs_of_different_data_need_a_choice(tmp_path):
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", data="toyfaces:50")]
     assert shared_data(runs[:1]) == "toyfaces:40"

@@ -71,6 +71,8 @@ def report(
 
 def find_runs(sources: Sequence[str | Path]) -> list[Path]:
     """Run folders as they are; of other folders the run folders in them, by name."""
+    if not sources:
+        raise InputError("no run was named; name run folders of diti train, or a folder of them")
     found: list[Path] = []
     for source in map(Path, sources):
         if not source.is_dir():

@@ -148,15 +148,15 @@ def table1(groups: Sequence[Group], floors: Sequence[Record] = (), paper: bool =
         knows_nothing = score_cell(Score(100 * chance), PROBED["ap"], "floor")
         below.append(("chance", [knows_nothing if key == "ap" else Cell("–", tone="floor") for key in measures]))
     rows += [[Cell(name, tone="floor"), *row, *(Cell("", tone="floor") for _ in keys)] for name, row in below]
-    headings = [measure.heading for measure in measures.values()]
+    headings = ["method", *_headings(measures, keys)]
     notes = [*probe_notes(groups), *undecided, paper_note]
-    return Table(
-        "table1",
-        "Table 1: attributes read by a linear probe",
-        ["method", *headings, *(f"paper: {PROBED[key].heading}" for key in keys)],
-        rows,
-        " ".join(note for note in notes if note),
-    )
+    title = "Table 1: attributes read by a linear probe"
+    return Table("table1", title, headings, rows, " ".join(filter(None, notes)))
+
+
+def _headings(measures: Mapping[str, Measure], keys: Sequence[str]) -> list[str]:
+    """Of the columns of scores, measured here and printed in the paper."""
+    return [*(m.heading for m in measures.values()), *(f"paper: {PROBED[key].heading}" for key in keys)]
 
 
 def _chance_ap(groups: Sequence[Group]) -> float | None:
@@ -180,15 +180,9 @@ def table2(groups: Sequence[Group], paper: bool = False) -> Table:
         cut = [Cell(config.partition), Cell("yes" if config.detach else "no"), Cell(str(config.subsets))]
         printed = ablation_scores(config.partition, config.detach, config.subsets)
         rows.append([Cell(group.label), *cut, *row, *_paper_cells(printed, keys)])
-    headings = ["partition", "detach", "k", *(measure.heading for measure in measures.values())]
+    headings = ["method", "partition", "detach", "k", *_headings(measures, keys)]
     notes = [*probe_notes(variants), *undecided, paper_note]
-    return Table(
-        "table2",
-        "Table 2: variants of DiTi",
-        ["method", *headings, *(f"paper: {PROBED[key].heading}" for key in keys)],
-        rows,
-        " ".join(note for note in notes if note),
-    )
+    return Table("table2", "Table 2: variants of DiTi", headings, rows, " ".join(filter(None, notes)))
 
 
 def disentanglement_table(groups: Sequence[Group]) -> Table:
