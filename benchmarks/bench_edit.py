@@ -17,10 +17,11 @@ from diti.config import EncoderConfig, preset
 from diti.core.images import to_float
 from diti.data import toyfaces
 from diti.diffusion.backbone import build_backbone
+from diti.diffusion.files import locate
 from diti.diffusion.sampler import ddim, timesteps
 from diti.edit.interpolate import interpolate
+from diti.representation.diffusion_model import DiTi, load_diti
 from diti.representation.encoder import build_encoder
-from diti.representation.model import DiTi, load_with_decoder
 from diti.representation.partition import Partition
 from diti.representation.shift import ShiftDecoder
 
@@ -30,7 +31,7 @@ TIMED = 30  # calls of the authors' procedure that are timed with large networks
 
 def main(folder: str | None = None) -> None:
     if folder:
-        compare(f"{folder} (32 px)", load_with_decoder(folder), goal=20, whole=True)
+        compare(f"{folder} (32 px)", load_diti(locate(folder)), goal=20, whole=True)
     compare("celeba64 networks, random weights", untrained(), goal=7, whole=False)
 
 

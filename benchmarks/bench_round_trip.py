@@ -12,16 +12,17 @@ import torch
 from diti.core.images import to_float
 from diti.data import toyfaces
 from diti.diffusion.backbone import load_backbone
+from diti.diffusion.files import locate
 from diti.diffusion.generate import round_trip
 from diti.diffusion.sampler import SPACINGS
-from diti.representation.model import load
+from diti.representation.diffusion_model import load_diti
 
 IMAGES, CALLS = 32, (10, 25, 50, 100)
 NAMES = {"ddim": "DDIM", "2m": "DPM-Solver++ 2M"}
 
 
 def main(model_folder: str | None = None) -> None:
-    model = load(model_folder) if model_folder else None
+    model = load_diti(locate(model_folder)) if model_folder else None
     backbone = model.backbone if model else load_backbone("toyfaces32")
     faces = toyfaces.sample(IMAGES, seed=1)  # seed 0 is what the backbone was trained on
     images = to_float(toyfaces.render(faces, backbone.size))

@@ -23,10 +23,6 @@ from diti.representation.train import train_model
 
 
 class VICReg(EncoderObjective):
-    def __init__(self, encoder):
-        super().__init__()
-        self.encoder = encoder
-
     def forward(self, images, draws):
         a, b = (self.encoder(view(images, draws, name)) for name in "ab")  # z of two views, (B, D) each
         apart = (a - b).square().mean(1)  # (B,)

@@ -5,8 +5,8 @@ import torch
 from diti.config import BackboneConfig, EncoderConfig
 from diti.core.rng import torch_generator
 from diti.diffusion.backbone import Backbone, build_backbone
+from diti.representation.diffusion_model import DiTi
 from diti.representation.encoder import build_encoder
-from diti.representation.model import DiTi
 from diti.representation.partition import Partition
 from diti.representation.shift import ShiftDecoder
 

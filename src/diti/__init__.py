@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "DiTi": "diti.representation.model",
+    "DiTi": "diti.representation.diffusion_model",
     "Partition": "diti.representation.partition",
     "Transformer": "diti.representation.transformer",
     "load": "diti.representation.model",

@@ -90,6 +90,59 @@ class PretrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ViewsConfig:
+    """simclr: what two views of one image may differ in, and how they are compared."""
+
+    augment: Literal["full", "no-colour", "none"] = (
+        "full"  # no-colour: mirror and blur; none: both views the image
+    )
+    crop_resize: bool = False  # views also show another part of the image, at another size; not with none
+    jitter_strength: float = 0.5  # of the colour jitter: 0 = none, 1 = SimCLR's for photographs
+    temperature: float = 0.1  # of the comparison: lower looks harder at the nearest images
+    projection_dim: int = 64  # width of what is compared, made from z by two layers that are dropped later
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0 or self.projection_dim < 1:
+            raise InputError(
+                f"temperature is {self.temperature} and projection_dim {self.projection_dim}; "
+                "give a temperature above 0 and a width of 1 or more"
+            )
+        if not 0 <= self.jitter_strength <= 1:
+            raise InputError(f"jitter_strength is {self.jitter_strength}; it must be from 0 (no jitter) to 1")
+        if self.crop_resize and self.augment == "none":
+            raise InputError("crop_resize makes views and augment 'none' wants none; use one of the two")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VAEConfig:
+    """tcvae: weights of the three parts of the KL divergence, and of the reconstruction."""
+
+    mi_weight: float = 1.0  # α, of the mutual information of image and code
+    tc_weight: float = 6.0  # β, of the total correlation: how much the dims say about each other
+    dim_kl_weight: float = 1.0  # γ, of each dim's own distance to the standard normal
+    pixel_std: float = 0.1  # σ of a pixel in [-1, 1] around its reconstruction: smaller weighs pixels more
+
+    def __post_init__(self) -> None:
+        if min(self.mi_weight, self.tc_weight, self.dim_kl_weight) < 0 or not self.pixel_std > 0:
+            raise InputError("the weights of tcvae must be 0 or more, and pixel_std above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GANConfig:
+    """ibgan: how much z must be readable in the image, and how little may pass between them."""
+
+    info_weight: float = 1.0  # λ, of the lower bound: z is told from the image
+    bottleneck_weight: float = 0.1  # β, of the upper bound on what r tells about z
+    bottleneck_dim: int = 128  # R, length of r, which lies between z and the image
+    generator_channels: tuple[int, ...] = (128, 64, 32, 32)  # width of each level, coarsest first
+    discriminator_channels: tuple[int, ...] = (32, 64, 128, 128)  # width of each level, finest first
+
+    def __post_init__(self) -> None:
+        if min(self.info_weight, self.bottleneck_weight) < 0 or self.bottleneck_dim < 1:
+            raise InputError("the weights of ibgan must be 0 or more, and bottleneck_dim 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything that decides what `diti train` computes."""
 
@@ -100,9 +153,12 @@ class TrainConfig:
     subsets: int = 16  # K, parts of z, each for a stretch of time-steps
     partition: Literal["staged-even", "staged", "balanced", "adaptive"] = "staged-even"  # dims of each part
     detach: bool = False  # DiTi-Detach: earlier parts enter without gradient; for generation
-    decoder_start: Literal["copy", "random"] = "copy"  # g starts from the backbone's own up path, or at random
+    decoder_start: Literal["copy", "random"] = "copy"  # the decoder starts from the backbone, or at random
     time_sampling: Literal["uniform", "loss"] = "uniform"  # loss: more often where more is lost, reweighted
     code: EncoderConfig = field(default_factory=EncoderConfig)
+    views: ViewsConfig = field(default_factory=ViewsConfig)
+    vae: VAEConfig = field(default_factory=VAEConfig)
+    gan: GANConfig = field(default_factory=GANConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
 

@@ -49,7 +49,7 @@ from diti.core.errors import InputError, nearest
 from diti.core.jobs import Child, Job, lanes, run_jobs
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, read_json, write_text
-from diti.representation.methods import find_method
+from diti.representation.methods import find_method, idle_settings
 
 if TYPE_CHECKING:
     from diti.diffusion.backbone import Backbone
@@ -96,10 +96,11 @@ class Plan:
 
 
 def _what_is_computed(config: TrainConfig) -> TrainConfig:
-    """The settings without those that change nothing of the result; PDAE has one subset whatever is asked."""
+    """The settings without those that change nothing of the result."""
     same: dict[str, Any] = dict.fromkeys(TELLING, 1)
-    config = dataclasses.replace(config, training=dataclasses.replace(config.training, **same))
-    return config if config.method != "pdae" else dataclasses.replace(config, subsets=1, partition="balanced")
+    plain = TrainConfig()
+    idle: dict[str, Any] = {name: getattr(plain, name) for name in idle_settings(config.method)}
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, **same), **idle)
 
 
 @dataclass(frozen=True)
@@ -304,7 +305,9 @@ def _is_done(folder: Path, config: TrainConfig) -> bool:
         if folder.exists() and not (folder.is_dir() and all(p.name.startswith(".") for p in folder.iterdir())):
             raise InputError(f"{folder} is not a run; remove it, or choose another --out")
         return False
-    if changed := differences(load_yaml(TrainConfig(), saved), config, TELLING):
+    if changed := differences(
+        load_yaml(TrainConfig(), saved), config, TELLING | set(idle_settings(config.method))
+    ):
         raise InputError(
             f"{folder} holds a run with other settings ({', '.join(changed)}); "
             "remove it, name the run differently, or choose another --out"

@@ -7,7 +7,7 @@ from PIL import Image
 
 from diti.core.errors import InputError
 from diti.core.images import to_uint8
-from diti.edit.variations import draw, new_noise, save_new_images, save_variations, vary
+from diti.edit.variations import draw, save_new_images, save_variations, vary
 from diti.representation.latent import LatentShape, encoder_hash, new_latent
 
 
@@ -30,7 +30,7 @@ def test_variations_keep_z_and_change_the_noise(model, faces):
     varied = vary(model, faces[0], 3, seed=5, calls=4)
     z = model.encode(faces[0])
     for index in range(3):
-        expected = model.decode(z, new_noise(model, 3, 5)[index : index + 1], 4)
+        expected = model.decode(z, model.new_noise(3, 5)[index : index + 1], 4)
         assert torch.allclose(varied[index], expected[0], atol=2e-3)
     assert varied.shape == (3, 3, 16, 16) and not torch.allclose(varied[0], varied[1], atol=0.1)
     other = vary(model, faces[1], 3, seed=5, calls=4)
@@ -39,14 +39,14 @@ def test_variations_keep_z_and_change_the_noise(model, faces):
 
 def test_new_images_have_drawn_codes(model, latent):
     images = draw(model, latent, 2, seed=7, calls=4)
-    expected = model.decode(latent.sample(2, 7), new_noise(model, 2, 7), 4)
+    expected = model.decode(latent.sample(2, 7), model.new_noise(2, 7), 4)
     assert torch.equal(images, expected) and images.abs().max() <= 1
     assert not torch.allclose(images, draw(model, latent, 2, seed=8, calls=4), atol=0.1)
 
 
 def test_many_images_are_the_same_in_parts(model, faces, monkeypatch):
     whole = vary(model, faces[0], 5, seed=1, calls=3)
-    monkeypatch.setattr("diti.edit.variations.BATCH", 2)
+    monkeypatch.setattr("diti.representation.decoding.PIXELS_AT_ONCE", 2 * 16 * 16)
     steps = []
     parts = vary(model, faces[0], 5, seed=1, calls=3, on_step=lambda index, total, x: steps.append(len(x)))
     # The first steps divide by a tiny √ᾱ, which enlarges the rounding errors of another batch size.
@@ -90,7 +90,7 @@ def test_bad_input_is_refused(folder, model, latent, faces, tmp_path):
         save_new_images(tmp_path / "bare", 2, out=tmp_path / "s.png")
     with pytest.raises(InputError, match=r"0 images with 25 calls"):
         save_new_images(folder, 0, out=tmp_path / "s.png")
-    with pytest.raises(InputError, match=r"2 images with 1001 calls"):
+    with pytest.raises(InputError, match=r"calls is 1001; .* 1 to 1000"):
         draw(model, latent, 2, calls=1001)
     with pytest.raises(InputError, match=r"2 images were given; vary one"):
         vary(model, faces, 2)

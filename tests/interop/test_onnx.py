@@ -17,8 +17,8 @@ from diti.config import BackboneConfig, EncoderConfig
 from diti.core.rng import torch_generator
 from diti.diffusion.backbone import build_backbone
 from diti.interop.onnx import largest_difference
+from diti.representation.diffusion_model import DiTi
 from diti.representation.encoder import build_encoder
-from diti.representation.model import DiTi
 from diti.representation.partition import Partition
 from diti.representation.shift import ShiftDecoder
 

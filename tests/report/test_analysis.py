@@ -19,8 +19,8 @@ from diti.diffusion.backbone import build_backbone
 from diti.diffusion.schedule import Schedule
 from diti.report.analysis import analyze
 from diti.report.theory_figures import save_attribute_loss, save_ordering, save_reconstructions_by_time
+from diti.representation.diffusion_model import DiTi
 from diti.representation.encoder import build_encoder
-from diti.representation.model import DiTi
 from diti.representation.partition import Partition
 from diti.representation.shift import ShiftDecoder
 from diti.theory import UNSEEN, closed_form_curve, lost_at, pixel_change

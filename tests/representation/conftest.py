@@ -3,7 +3,7 @@
 import pytest
 from tiny import tiny_backbone, tiny_model
 
-from diti.representation.model import DiTi
+from diti.representation.diffusion_model import DiTi
 
 
 @pytest.fixture

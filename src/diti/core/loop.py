@@ -56,6 +56,9 @@ class LossReport:
 class Objective(nn.Module):
     """Networks and loss of a method. What requires a gradient is trained."""
 
+    betas: tuple[float, float] = (0.9, 0.999)  # of Adam
+    compares_images = False  # whether the loss of an image depends on the others of its batch
+
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         raise TypeError(f"{type(self).__name__} does not define its loss")
 
@@ -80,7 +83,7 @@ class Weights:
             {"params": [p for name, p in self.params.items() if factors[name] == factor], "factor": factor}
             for factor in sorted(set(factors.values()))
         ]
-        self.adam = torch.optim.Adam(groups, lr=config.learning_rate, fused=True)
+        self.adam = torch.optim.Adam(groups, lr=config.learning_rate, betas=objective.betas, fused=True)
         self.decay = config.ema_decay
 
     @torch.no_grad()
@@ -158,6 +161,7 @@ def train(
     `evaluate(images)` is called with the averaged weights in place; what it returns goes to the log.
     """
     check_batch(config, accelerator.num_processes)
+    check_parts(objective, config)
     objective.to(accelerator.device)
     weights = Weights(objective, config)
     images = resume(weights, run, accelerator)
@@ -204,12 +208,14 @@ def step(
     share = config.train_batch_size // accelerator.num_processes
     count = share // parts
     first = images + accelerator.process_index * share
+    whole = accelerator.unwrap_model(model).compares_images
     reports = []
     optimizer.zero_grad(set_to_none=True)
     for part in range(parts):
         start = first + part * count
         last = part == parts - 1
-        with memory_advice(config), nullcontext() if last else accelerator.no_sync(model), accelerator.autocast():
+        syncing = nullcontext() if last else accelerator.no_sync(model)
+        with memory_advice(config, whole), syncing, accelerator.autocast():
             pixels = batches(start, count).to(accelerator.device, non_blocking=True)
             with dropout_seeded(model, config.seed, start):
                 report = model(pixels, Draws(config.seed, start, count))
@@ -223,15 +229,16 @@ def step(
 
 
 @contextmanager
-def memory_advice(config: TrainingConfig) -> Iterator[None]:
-    """A batch that does not fit becomes a line that names the remedy."""
+def memory_advice(config: TrainingConfig, whole: bool = False) -> Iterator[None]:
+    """A batch that does not fit becomes a line that names the remedy. whole: it cannot be cut into parts."""
     try:
         yield
     except torch.OutOfMemoryError:
         parts = config.gradient_accumulation_steps
+        remedy = f"use --gradient-accumulation-steps {2 * parts}, which computes the same"
         raise InputError(
             f"a batch of {config.train_batch_size} images in {parts} part(s) does not fit in memory; "
-            f"use --gradient-accumulation-steps {2 * parts}, which computes the same"
+            + ("use a smaller --train-batch-size" if whole else remedy)
         ) from None
 
 
@@ -281,6 +288,15 @@ def check_batch(config: TrainingConfig, processes: int) -> None:
         raise InputError(
             f"--train-batch-size {config.train_batch_size} does not split into {processes} processes × "
             f"{config.gradient_accumulation_steps} accumulation steps; use a multiple of {pieces}"
+        )
+
+
+def check_parts(objective: Objective, config: TrainingConfig) -> None:
+    """Parts of a batch cannot be computed one after the other where its images are compared with each other."""
+    if objective.compares_images and config.gradient_accumulation_steps > 1:
+        raise InputError(
+            f"--gradient-accumulation-steps {config.gradient_accumulation_steps} would compare the images of each "
+            "part alone; use 1 with this method, and a smaller --train-batch-size where memory is short"
         )
 
 
@@ -362,7 +378,8 @@ class IntervalLog:
             "images_per_s": (images - self.images) / (time.perf_counter() - self.began),
         }
         for name in self.parts[0]:
-            record[name] = torch.stack([p[name] for p in self.parts]).mean().item()
+            mean = torch.stack([p[name] for p in self.parts]).mean()
+            record[name] = self.accelerator.gather(mean[None]).mean().item()
         if self.board is not None:
             self._scalars(images, record)
             self.run.log(**record, **({} if shares is None else {"loss_by_time": loss_by_time(losses, shares)}))

@@ -18,7 +18,7 @@ from diti.data.prepared import Dataset, training_batches
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
 from diti.diffusion.generate import samples
-from diti.diffusion.schedule import dm_loss_eps, gather, q_sample, v_from_eps
+from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample
 from diti.diffusion.validation import fixed_batches
 
 SAMPLES, SAMPLE_SEED = 32, 0
@@ -48,13 +48,7 @@ def output_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor) ->
     """
     abar_t = gather(backbone.schedule.alpha_bar, t, images)
     x_t = q_sample(images, noise, abar_t)
-    if backbone.prediction_type == "epsilon":
-        target = noise
-    elif backbone.prediction_type == "sample":
-        target = images
-    else:
-        target = v_from_eps(noise, images, abar_t)
-    return dm_loss_eps(target, backbone(x_t, t))
+    return dm_loss_eps(output_target(images, noise, abar_t, backbone.prediction_type), backbone(x_t, t))
 
 
 def denoising_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor) -> Tensor:

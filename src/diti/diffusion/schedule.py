@@ -219,6 +219,13 @@ def x0_from_v(v: Tensor, x_t: Tensor, abar_t: Tensor) -> Tensor:
     return _mix(abar_t.sqrt(), x_t, -(1 - abar_t).sqrt(), v)
 
 
+def output_target(x0: Tensor, eps: Tensor, abar_t: Tensor, prediction_type: str) -> Tensor:
+    """What a network of that prediction type is to say of x_t: ε, x0 ("sample") or v."""
+    if prediction_type == "epsilon":
+        return eps
+    return x0 if prediction_type == "sample" else v_from_eps(eps, x0, abar_t)
+
+
 def eps_from_output(output: Tensor, x_t: Tensor, abar_t: Tensor, prediction_type: str) -> Tensor:
     """The noise a network's output stands for, by the scheduler's `prediction_type`."""
     if prediction_type == "epsilon":

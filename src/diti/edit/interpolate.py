@@ -16,7 +16,6 @@ from torch import Tensor
 from diti.core.errors import InputError, nearest
 from diti.core.images import save_picture
 from diti.core.progress import progress_bar
-from diti.core.rng import torch_generator
 from diti.data.decode import decode_file
 from diti.diffusion.generate import CALLS
 from diti.edit.mix import lerp, slerp
@@ -27,14 +26,13 @@ from diti.edit.pictures import (
     save_animation,
     save_frames,
 )
+from diti.representation.decoding import DecodingModel
 from diti.representation.inputs import Images, as_batch
-from diti.representation.model import DiTi
 from diti.representation.partition import THIRDS, Partition, third_of
 
 DIRECTIONS = ("a_to_b", "b_to_a")  # the complement of the subset is fixed to A; to B
 NOISES = ("slerp", "keep", "random")  # x_T goes along the sphere; stays that of the start; is drawn anew
 BORROWED_SUBSETS = 64  # of the balanced split that a model without a partition borrows, as in figure 5 for PDAE
-PIXELS_AT_ONCE = 2**17  # decoded in one batch: 128 images of 32 px, 32 of 64 px
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Interpolation:
 
 
 def interpolate(
-    model: DiTi,
+    model: DecodingModel,
     a: Images,
     b: Images,
     subsets: Sequence[str] = THIRDS,
@@ -133,43 +131,46 @@ def mix_variants(
     return codes, slerp(x_T[start], x_T[1 - start], scale) if x_t == "slerp" else x_T[start]
 
 
-def decode_distinct(model: DiTi, z: Tensor, x_T: Tensor, progress: bool = False, **walk: Any) -> Tensor:
+def decode_distinct(model: DecodingModel, z: Tensor, x_T: Tensor, progress: bool = False, **walk: Any) -> Tensor:
     """(N, 3, H, W) images; equal pairs of code and noise are decoded once, so their images are the same bits.
 
-    Scale 0 of every subset is one such pair. Large sets are decoded in parts that fit in memory.
+    Scale 0 of every subset is one such pair.
     """
     pairs = torch.cat([z, x_T.flatten(1)], dim=1)
     distinct, place = torch.unique(pairs, dim=0, return_inverse=True)  # (M, D + 3HW), (N,)
     codes, noises = distinct[:, : z.shape[1]], distinct[:, z.shape[1] :].unflatten(1, x_T.shape[1:])
-    at_once = max(1, PIXELS_AT_ONCE // model.size**2)
-    steps = walk["calls"] * -(-len(codes) // at_once)
+    steps = model.steps_of(len(codes), walk["calls"])
     with progress_bar("decoding", steps, unit="steps", shown=progress) as advance:
-        parts = [
-            model.decode(*part, on_step=lambda index, total, x: advance(), **walk)
-            for part in zip(codes.split(at_once), noises.split(at_once), strict=True)
-        ]
-    return torch.cat(parts)[place]
+        return model.decode(codes, noises, on_step=lambda index, total, x: advance(), **walk)[place]
 
 
 def noise_of_ends(
-    model: DiTi, ends: Tensor, z: Tensor, x_t: str, seed: int, progress: bool = False, *, calls: int, masked: bool
+    model: DecodingModel,
+    ends: Tensor,
+    z: Tensor,
+    x_t: str,
+    seed: int,
+    progress: bool = False,
+    *,
+    calls: int,
+    masked: bool,
 ) -> Tensor:
     """x_T (2, 3, H, W) of A and B: inferred from them, or with x_t "random" one noise drawn for both."""
     if x_t == "random":
-        noise = torch.randn(ends[:1].shape, generator=torch_generator(seed, "interpolate"))
-        return noise.expand_as(ends)
+        return model.new_noise(1, seed, "interpolate").expand(len(ends), *model.noise_shape)
     with progress_bar("inverting A and B", calls, unit="steps", shown=progress) as advance:
         return model.infer_noise(ends, z, calls, masked=masked, on_step=lambda index, total, x: advance())
 
 
-def cut_of(model: DiTi, given: Partition | None) -> tuple[Partition, list[str]]:
+def cut_of(model: DecodingModel, given: Partition | None) -> tuple[Partition, list[str]]:
     """The partition that names the subsets, and what to tell about it: given, the model's own, or borrowed."""
     if given is None and model.partition.subsets > 1:
         return model.partition, []
     if given is None:
         subsets = min(BORROWED_SUBSETS, model.dims)
         note = f"the model has one subset: a balanced split into {subsets} names the dims, and z is not masked"
-        return Partition.balanced(model.partition.timesteps, subsets, model.dims), [note]
+        # A decoder in one go has no time-steps; as many as there are subsets give the dims an order.
+        return Partition.balanced(max(model.partition.timesteps, subsets), subsets, model.dims), [note]
     if (given.dims, given.timesteps) != (model.dims, model.partition.timesteps):
         raise InputError(
             f"the partition is for {given.dims} dims and T = {given.timesteps}, the model has {model.dims} dims "
@@ -209,7 +210,7 @@ def check_scales(scales: Sequence[Any]) -> list[float]:
 
 
 def interpolate_files(
-    model: DiTi,
+    model: DecodingModel,
     first: str,
     second: str,
     subsets: list[str],
@@ -245,7 +246,7 @@ def interpolate_files(
     return lines
 
 
-def _one_image(model: DiTi, name: str, image: Images) -> Tensor:
+def _one_image(model: DecodingModel, name: str, image: Images) -> Tensor:
     """(1, 3, H, W)."""
     pixels = as_batch(image, model.size)
     if len(pixels) != 1:

@@ -17,7 +17,7 @@ from diti.data.decode import decode_file
 from diti.data.sources import open_data
 from diti.diffusion.files import locate, may_keep
 from diti.diffusion.generate import CALLS
-from diti.diffusion.sampler import EpsFn, OnStep, dpm_solver_2m, timesteps
+from diti.diffusion.sampler import OnStep, timesteps
 from diti.edit.directions import (
     CONTINUOUS,
     Direction,
@@ -26,10 +26,10 @@ from diti.edit.directions import (
     save_direction,
     saved_direction,
 )
-from diti.edit.interpolate import PIXELS_AT_ONCE, check_scales
+from diti.edit.interpolate import check_scales
 from diti.edit.select import DEFAULT_SELECTION
+from diti.representation.decoding import DecodingModel, load_with_decoder
 from diti.representation.inputs import Images, as_batch
-from diti.representation.model import DiTi, inference, load_with_decoder
 
 SCALE = 0.3  # s of the authors, PDAE and Diff-AE
 SCALES = (-SCALE, -SCALE / 2, SCALE / 2, SCALE)
@@ -65,7 +65,7 @@ def push(z: Tensor, direction: Direction, scale: float) -> Tensor:
 
 
 def manipulate(
-    model: DiTi,
+    model: DecodingModel,
     images: Images,
     direction: Direction,
     scales: Sequence[float] = SCALES,
@@ -84,18 +84,17 @@ def manipulate(
     _check_fits(model, direction)
     pixels = as_batch(images, model.size)  # (N, 3, H, W)
     z = model.encode(pixels)
-    steps = timesteps(model.backbone.schedule, calls)
-    options: dict[str, Any] = {
-        "masked": masked,
-        "stop_below": first_guided_step(steps, stop_guidance),
-        "on_step": on_step,
-    }
-    x_T = walk(model, z, pixels, steps[::-1], **options)
+    field: dict[str, Any] = {"masked": masked}
+    if stop_guidance:
+        steps = timesteps(model.backbone.schedule, calls)  # ε_θ without z is there with a frozen model only
+        field["stop_below"] = first_guided_step(steps, stop_guidance)
+    x_T = model.infer_noise(pixels, z, calls, on_step=on_step, **field)
     codes = torch.stack([z, *(push(z, direction, scale) for scale in scales)])  # (1 + S, N, D), unchanged z first
     noises = x_T.expand(len(codes), *x_T.shape)
-    decoded = walk(model, codes.flatten(0, 1), noises.flatten(0, 1), steps, **options).unflatten(
-        0, codes.shape[:2]
-    )
+    # Inferred noise comes back exactly only without clamping.
+    decoded = model.decode(
+        codes.flatten(0, 1), noises.flatten(0, 1), calls, clamp=False, on_step=on_step, **field
+    ).unflatten(0, codes.shape[:2])
     return Manipulation(decoded[1:], tuple(scales), codes[1:], pixels, decoded[0])
 
 
@@ -107,37 +106,7 @@ def first_guided_step(steps: Sequence[int], stop_guidance: float) -> int:
     return steps[min(len(steps) - free, len(steps) - 1)] + (1 if free else 0)
 
 
-@torch.no_grad()
-def walk(
-    model: DiTi,
-    z: Tensor,
-    x: Tensor,
-    steps: Sequence[int],
-    *,
-    masked: bool = True,
-    stop_below: int = 0,
-    on_step: OnStep | None = None,
-) -> Tensor:
-    """x (B, 3, H, W) taken along the steps, guided by z (B, D) at t ≥ stop_below; down decodes, up inverts."""
-    at_once = max(1, PIXELS_AT_ONCE // model.size**2)
-    parts = []
-    with inference(model.decoder):
-        for code, part in zip(z.split(at_once), x.split(at_once), strict=True):
-            eps = stopped(model.guided_eps(code, masked=masked), model.backbone.eps, stop_below)
-            # Inferred noise comes back exactly only without clamping.
-            walked = dpm_solver_2m(
-                eps, part.to(model.device), steps, model.backbone.schedule, clamp=False, on_step=on_step
-            )
-            parts.append(walked.cpu())
-    return torch.cat(parts)
-
-
-def stopped(guided: EpsFn, plain: EpsFn, stop_below: int) -> EpsFn:
-    """The field `guided` at time-steps t ≥ stop_below and `plain` under it; a batch shares one t."""
-    return lambda x, t: guided(x, t) if int(t[0]) >= stop_below else plain(x, t)
-
-
-def _check_fits(model: DiTi, direction: Direction) -> None:
+def _check_fits(model: DecodingModel, direction: Direction) -> None:
     if len(direction.weight) != model.dims or direction.encoder != encoder_digest(model):
         raise InputError(
             f"the direction of {direction.attribute!r} ({len(direction.weight)} dims) was learned from another "
@@ -177,7 +146,8 @@ def manipulate_files(
     pixels = decode_file(image, loaded.size)
     direction, lines = direction_of(loaded, folder, attribute, data, dims, selection, seed)
     direction = direction.following(along)
-    with progress_bar("manipulating", 2 * calls, unit="steps") as advance:
+    steps = loaded.steps_of(1, calls) + loaded.steps_of(1 + len(scales), calls)
+    with progress_bar("manipulating", steps, unit="steps") as advance:
         result = manipulate(
             loaded,
             pixels,
@@ -193,7 +163,7 @@ def manipulate_files(
 
 
 def direction_of(
-    model: DiTi, folder: Path, attribute: str, data: str, dims: int, selection: str, seed: int
+    model: DecodingModel, folder: Path, attribute: str, data: str, dims: int, selection: str, seed: int
 ) -> tuple[Direction, list[str]]:
     """The attribute's direction from the model folder if it is the one asked for, else learned and kept there."""
     dataset = open_data(data, model.size)

@@ -19,15 +19,14 @@ from diti.core.errors import InputError
 from diti.core.progress import progress_bar
 from diti.core.rng import torch_generator
 from diti.diffusion.generate import CALLS
-from diti.diffusion.sampler import timesteps
 from diti.edit.directions import Direction, encoder_digest
 from diti.edit.interpolate import chosen_dims, cut_of
-from diti.edit.manipulate import SCALE, push, walk
+from diti.edit.manipulate import SCALE, push
 from diti.edit.reader import Reader
 from diti.edit.yardstick import Yardstick
 from diti.probe.scores import RESAMPLES, bootstrap_counts, mean_over_attributes, percentile_interval
+from diti.representation.decoding import DecodingModel
 from diti.representation.inputs import Images, as_batch
-from diti.representation.model import DiTi
 from diti.representation.partition import THIRDS, Partition
 
 NOISES = ("keep", "slerp")  # x_T stays that of A; goes all the way to that of B
@@ -137,23 +136,25 @@ def rows_and_mean(values: np.ndarray, counts: np.ndarray) -> tuple[list[Record |
 class Inverted:
     """Images with their codes and noise, found once; from these all variants are decoded the same way."""
 
-    model: DiTi
+    model: DecodingModel
     z: Tensor  # (N, D)
-    x_T: Tensor  # (N, 3, H, W)
-    steps: list[int]  # descending
+    x_T: Tensor  # (N, ...) noise: (3, H, W) of a diffusion decoder
+    calls: int
     masked: bool
     advance: Callable[[int], None]
 
     @classmethod
-    def of(cls, model: DiTi, pixels: Tensor, calls: int, masked: bool, advance: Callable[[int], None]) -> Inverted:
-        z, steps = model.encode(pixels), timesteps(model.backbone.schedule, calls)
-        x_T = walk(model, z, pixels, steps[::-1], masked=masked)
+    def of(
+        cls, model: DecodingModel, pixels: Tensor, calls: int, masked: bool, advance: Callable[[int], None]
+    ) -> Inverted:
+        z = model.encode(pixels)
+        x_T = model.infer_noise(pixels, z, calls, masked=masked)
         advance(len(z))
-        return cls(model, z, x_T, steps, masked, advance)
+        return cls(model, z, x_T, calls, masked, advance)
 
     def decode(self, z: Tensor, x_T: Tensor) -> Tensor:
         """Images (N, 3, H, W) as a picture shows them: decoding without a clamp may leave [-1, 1]."""
-        images = walk(self.model, z, x_T, self.steps, masked=self.masked).clamp(-1, 1)
+        images = self.model.decode(z, x_T, self.calls, clamp=False, masked=self.masked).clamp(-1, 1)
         self.advance(len(z))
         return images
 
@@ -162,7 +163,7 @@ class Inverted:
 
 
 def manipulation_scores(
-    model: DiTi,
+    model: DecodingModel,
     reader: Reader,
     directions: Sequence[Direction],
     images: Images,
@@ -216,7 +217,7 @@ def manipulation_scores(
     }
 
 
-def check_directions(model: DiTi, reader: Reader, directions: Sequence[Direction]) -> None:
+def check_directions(model: DecodingModel, reader: Reader, directions: Sequence[Direction]) -> None:
     """InputError for a direction of another model, or of an attribute that the reader was not trained on."""
     digest = encoder_digest(model)
     for direction in directions:
@@ -288,7 +289,7 @@ def leak_per_change(leaked: np.ndarray, changed: np.ndarray, counts: np.ndarray)
 
 
 def interpolation_scores(
-    model: DiTi,
+    model: DecodingModel,
     reader: Reader,
     a: Images,
     b: Images,

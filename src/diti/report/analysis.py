@@ -29,8 +29,9 @@ from diti.report.theory_figures import (
     save_reconstructions_by_time,
 )
 from diti.representation.checks import loss_curves, save_loss_figure
+from diti.representation.diffusion_model import DiTi
 from diti.representation.features import encode_dataset
-from diti.representation.model import DiTi, load_with_decoder
+from diti.representation.model import load
 from diti.theory import (
     CHECK_FACES,
     Pairs,
@@ -99,7 +100,9 @@ def analyze(
 def open_model(source: str) -> tuple[Backbone, DiTi | None]:
     """The backbone of a model folder and the model, or a backbone alone."""
     if (locate(source) / "model.json").is_file():
-        model = load_with_decoder(source)
+        model = load(source)
+        if not isinstance(model, DiTi):
+            raise InputError(f"a {model.method} model has no frozen diffusion model to analyze; take diti or pdae")
         return model.backbone, model
     return load_backbone(source).eval(), None
 

@@ -15,7 +15,7 @@ from diti.edit.interpolate import interpolate
 from diti.edit.manipulate import push
 from diti.edit.measure import Inverted
 from diti.edit.pictures import interpolation_grid
-from diti.representation.model import DiTi
+from diti.representation.decoding import DecodingModel
 
 PUSHES = (-2, -1, 0, 1, 2)  # figure 2a, in units of the scale; 0 is the reconstruction
 HALVES = (0.0, 0.5, 1.0)  # scales of figure 5
@@ -23,12 +23,12 @@ WAY = tuple(np.linspace(0, 1, 7).tolist())  # scales of figure 7
 
 
 def save_pushes(
-    model: DiTi, directions: Sequence[Direction], image: Tensor, scale: float, calls: int, path: Path
+    model: DecodingModel, directions: Sequence[Direction], image: Tensor, scale: float, calls: int, path: Path
 ) -> Path:
     """Figure 2a: one image (1, 3, H, W), a row per attribute, pushed from -2 to 2 times the scale."""
     start = Inverted.of(model, image, calls, masked=True, advance=lambda count: None)
     codes = torch.cat([push(start.z, d, times * scale) for d in directions for times in PUSHES])
-    edited = start.decode(codes, start.x_T.expand(len(codes), -1, -1, -1))
+    edited = start.decode(codes, start.x_T.expand(len(codes), *model.noise_shape))
     rows = torch.cat(
         [image.expand(len(directions), 1, *image.shape[1:]), edited.unflatten(0, (-1, len(PUSHES)))], 1
     )
@@ -40,7 +40,7 @@ def save_pushes(
     return save_picture(sheet, path)
 
 
-def save_swaps(model: DiTi, a: Tensor, b: Tensor, subsets: Sequence[str], calls: int, path: Path) -> Path:
+def save_swaps(model: DecodingModel, a: Tensor, b: Tensor, subsets: Sequence[str], calls: int, path: Path) -> Path:
     """Figure 5: the dims of each group of subsets move between two images (1, 3, H, W), the others stay.
 
     So does the noise x_T: moved along, as the paper does, it would show its own work in every row.
@@ -49,7 +49,7 @@ def save_swaps(model: DiTi, a: Tensor, b: Tensor, subsets: Sequence[str], calls:
     return save_picture(interpolation_grid(result), path)
 
 
-def save_ways(model: DiTi, firsts: Tensor, seconds: Tensor, calls: int, path: Path) -> Path:
+def save_ways(model: DecodingModel, firsts: Tensor, seconds: Tensor, calls: int, path: Path) -> Path:
     """Figure 7: a row per pair of images (N, 3, H, W), the whole code on its way from one to the other."""
     cells = []
     for a, b in zip(firsts.split(1), seconds.split(1), strict=True):

@@ -26,7 +26,6 @@ from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.files import locate, may_keep
 from diti.diffusion.generate import CALLS
-from diti.diffusion.sampler import timesteps
 from diti.edit.directions import (
     Direction,
     check_along,
@@ -43,8 +42,8 @@ from diti.edit.select import DEFAULT_SELECTION, check_selection, compare_selecti
 from diti.edit.yardstick import make_yardstick
 from diti.probe.scores import average_precision
 from diti.report.counterfactual_pictures import save_pushes, save_swaps, save_ways
+from diti.representation.decoding import DecodingModel, load_with_decoder
 from diti.representation.features import encode_dataset, encoder_hash
-from diti.representation.model import DiTi, load_with_decoder
 from diti.representation.partition import THIRDS, Partition, third_of
 
 MOST_DIMS = 32  # d' unless given: of the authors' 512; for short codes a quarter
@@ -89,10 +88,10 @@ def measure_counterfactuals(source: str, data: str, out: Path, options: Counterf
     """Measure and draw edits of a model on labelled data: prints a table, writes `out`/counterfactuals.json."""
     model = load_with_decoder(source)
     dataset = open_data(data, model.size)
-    model.backbone.require_size(dataset.size)
+    model.require_size(dataset.size)
     check_data(dataset)
     dims = checked_dims(model, options.dims)
-    timesteps(model.backbone.schedule, options.calls)  # refuses what the schedule does not allow
+    model.check_calls(options.calls)
     reader = train_reader(dataset, images=options.reader_images or IMAGES)
     study = Study(source, model, dataset, reader, dims, out, options)
     record = study.measure() | {"command": command_line(), "versions": versions()}
@@ -113,7 +112,7 @@ def check_data(dataset: Dataset) -> None:
             raise InputError(f"{dataset.path} has no {split} rows; prepare data with train and valid images")
 
 
-def checked_dims(model: DiTi, dims: int | None) -> int:
+def checked_dims(model: DecodingModel, dims: int | None) -> int:
     """d', by default 32 or a quarter of a short code."""
     if dims is None:
         return max(1, min(MOST_DIMS, model.dims // 4))
@@ -127,7 +126,7 @@ class Study:
     """One model on one labelled dataset, seen through one reader."""
 
     source: str
-    model: DiTi
+    model: DecodingModel
     dataset: Dataset
     reader: Reader
     dims: int  # d'

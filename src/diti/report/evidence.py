@@ -101,17 +101,20 @@ def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effo
 
 
 def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort) -> list[Stage]:
-    """All stages of all runs; floors and theory once, with the first run of each backbone.
+    """All stages of all runs; floors and theory once, with the first run that holds each backbone.
+
+    Where none holds one, the first run gets the floors that need no backbone.
 
     The first counterfactuals come first: they train the reader that the others wait for, which come last.
     """
     stages: list[Stage] = []
     with_floors: set[str] = set()
     analysed: set[str] = set()
+    holders = [run for run in runs if (run / "unet").is_dir()] or runs[:1]
     for run in runs:
         backbone = sha256_folder(run / "unet")
-        floors = effort.floors and backbone not in with_floors
-        with_floors.add(backbone)
+        floors = effort.floors and run in holders and backbone not in with_floors
+        with_floors |= {backbone} if floors else set()
         found = stages_of(run, dataset, data, effort, floors)
         stages += [stage for stage in found if stage.name != "analysis" or backbone not in analysed]
         analysed |= {backbone for stage in found if stage.name == "analysis"}

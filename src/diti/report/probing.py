@@ -22,9 +22,11 @@ from diti.probe.reconstruct import reconstruction_scores
 from diti.probe.task import Splits
 from diti.report import probe_figures as figures
 from diti.report.probe_tables import print_probe
+from diti.representation.decoding import load_with_decoder
+from diti.representation.diffusion_model import DiTi
 from diti.representation.features import encode_dataset, encoder_hash
 from diti.representation.floors import floors
-from diti.representation.model import DiTi, Model, load, load_with_decoder
+from diti.representation.model import Model, load
 
 NOISES: tuple[Literal["inferred", "random"], ...] = ("inferred", "random")
 MATRIX_ROWS = 20_000  # training images for the subset × attribute matrix, which takes hundreds of fits

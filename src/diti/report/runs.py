@@ -13,21 +13,13 @@ from typing import TYPE_CHECKING, Any
 from diti.config import TRAIN_PRESETS, TrainConfig, TrainingConfig, differences, load_yaml, train_preset
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, read_json, sha256_file
-from diti.representation.methods import title_of
+from diti.representation.methods import idle_settings, title_of
 
 if TYPE_CHECKING:
     from diti.data.prepared import Dataset
 
 Record = dict[str, Any]
 
-METHODS = {
-    "diti": "DiTi",
-    "pdae": "PDAE",
-    "diffae": "Diff-AE",
-    "simclr": "SimCLR",
-    "tcvae": "β-TCVAE",
-    "ibgan": "IB-GAN",
-}
 WORDS = {
     "partition": "{}",
     "subsets": "k = {}",
@@ -35,7 +27,10 @@ WORDS = {
     "code.encoder": "{} encoder",
     "training.images": "{} images",
 }
-CUTS = ("subsets", "partition", "detach")  # settings of DiTi, without effect on the other methods
+SPECIAL_WORDS = {
+    ("views.augment", "none"): "without augmentation",
+    ("views.augment", "no-colour"): "without colour augmentation",
+}
 NO_EFFECT = ("seed", "log_images", "validate_images", "checkpoint_images", "gradient_accumulation_steps")
 MEASURED = {
     "probe": "probe.json",
@@ -106,7 +101,7 @@ class Run:
         training = dataclasses.replace(
             self.config.training, **{name: getattr(standard, name) for name in NO_EFFECT}
         )
-        changes: Record = {} if self.config.method == "diti" else {name: getattr(plain, name) for name in CUTS}
+        changes: Record = {name: getattr(plain, name) for name in idle_settings(self.config.method)}
         return dataclasses.replace(
             self.config,
             preset="",
@@ -213,13 +208,13 @@ def label_of(config: TrainConfig, only: Sequence[str] | None = None) -> str:
 
     How long and on what it was trained is left to the tables.
     """
-    name = METHODS.get(config.method) or title_of(config.method)
+    name = title_of(config.method)
     usual = train_preset(config.preset) if config.preset in TRAIN_PRESETS else TrainConfig()
     changed = differences(usual, config, frozenset({"method", "preset", "data", "backbone", "training", "detach"}))
     if config.method == "diti":
         name += "-Detach" if config.detach else ""
-    else:
-        changed = [setting for setting in changed if setting not in CUTS]
+    idle = idle_settings(config.method)
+    changed = [setting for setting in changed if setting.partition(".")[0] not in idle]
     shown = [setting for setting in changed if only is None or setting in only]
     return ", ".join([name, *(_words(setting, _value(config, setting)) for setting in shown)])
 
@@ -232,6 +227,8 @@ def _value(config: TrainConfig, setting: str) -> Any:
 def _words(setting: str, value: Any) -> str:
     """Such as `k = 8`, `balanced`, `learning rate = 0.0001`."""
     shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if (setting, value) in SPECIAL_WORDS:
+        return SPECIAL_WORDS[setting, value]
     plain = setting.split(".")[-1].replace("_", " ") + " = {}"
     return WORDS.get(setting, plain).format(shown)
 

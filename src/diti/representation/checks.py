@@ -14,7 +14,7 @@ from diti.core.loop import TIME_BINS, loss_by_time
 from diti.data.prepared import Dataset
 from diti.diffusion.schedule import gather, lambda_eps, q_sample, reconstruction_loss_eps, w_eps
 from diti.diffusion.validation import IMAGES, fixed_batches
-from diti.representation.model import DiTi
+from diti.representation.decoding import DecodingModel
 from diti.representation.partition import Partition
 from diti.representation.shift import ShiftDecoder
 
@@ -95,7 +95,7 @@ def save_loss_figure(curves: LossCurves, path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def save_reconstructions(model: DiTi, dataset: Dataset, path: Path) -> dict[str, float]:
+def save_reconstructions(model: DecodingModel, dataset: Dataset, path: Path) -> dict[str, float]:
     """A picture of validation images and their reconstructions; returns the mean squared errors in [-1, 1]."""
     rows = dataset.rows("valid")
     rows = (rows if len(rows) else dataset.rows())[:SHOWN]

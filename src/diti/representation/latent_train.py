@@ -19,6 +19,7 @@ from diti.data.prepared import Stream
 from diti.data.sources import open_data
 from diti.diffusion.sampler import EpsFn
 from diti.diffusion.schedule import Schedule, dm_loss_eps, gather, q_sample
+from diti.representation.decoding import load_with_decoder
 from diti.representation.features import encode_dataset
 from diti.representation.latent import (
     FOLDER,
@@ -28,7 +29,6 @@ from diti.representation.latent import (
     encoder_hash,
     new_latent,
 )
-from diti.representation.model import load_with_decoder
 
 CODES_SEEN = 600_000  # about three minutes on two cores at D = 128
 VALIDATION_DRAWS = 8_192  # (code, time-step, noise) triples of the validation loss

@@ -64,20 +64,33 @@ class Method:
     load: Callable[[Path], Model] = _USUAL["load"]  # what the model's `save` wrote
     refuse: Callable[[TrainConfig, Backbone | int], None] = _USUAL["refuse"]  # what cannot be built, early
     needs_backbone: bool = False  # even when its encoder does not
-    decodes: bool = False  # its models have a diffusion decoder: interpolate, manipulate, ... work
+    decodes: bool = False  # its models have a decoder: interpolate, manipulate, ... work
 
     def wants_backbone(self, config: TrainConfig) -> bool:
         """Whether these settings need a frozen diffusion model."""
         return self.needs_backbone or config.code.encoder == "backbone"
 
 
-_DITI = in_file(f"{OBJECTIVES}.diti", "build", "evaluate", "model", "check", "load", "refuse")
-_DITI |= {"needs_backbone": True, "decodes": True}
+def _all_in(name: str) -> dict[str, Any]:
+    return in_file(f"{OBJECTIVES}.{name}", "build", "evaluate", "model", "check", "load", "refuse")
+
+
+_DITI = _all_in("diti") | {"needs_backbone": True, "decodes": True}
 _BUILT_IN = (
     Method(name="diti", title="DiTi", about="the code in parts, each for a stretch of time-steps", **_DITI),
     Method(name="pdae", title="PDAE", about="the code as a whole: diti with one part", **_DITI),
-)
+    Method(name="diffae", title="Diff-AE", about="code and diffusion model learned together", decodes=True,
+           **_all_in("diffae")),
+    Method(name="simclr", title="SimCLR", about="two views of an image are told from other images; no decoder",
+           **in_file(f"{OBJECTIVES}.simclr", "build", "evaluate", "refuse")),
+    Method(name="tcvae", title="β-TCVAE", about="a VAE whose dims say little about each other", decodes=True,
+           **in_file(f"{OBJECTIVES}.tcvae", "build", "model", "check", "load", "refuse")),
+    Method(name="ibgan", title="IB-GAN", about="a GAN whose code is told from the image, through a bottleneck",
+           decodes=True, **_all_in("ibgan")),
+)  # fmt: skip
 METHODS: dict[str, Method] = {method.name: method for method in _BUILT_IN}
+_CUTS = ("subsets", "partition", "detach")  # settings of DiTi, without effect on the other methods
+_SECTIONS = {"views": "simclr", "vae": "tcvae", "gan": "ibgan"}  # sections of settings of one method
 
 
 def register(method: Method) -> Method:
@@ -108,6 +121,14 @@ def find_method(name: str) -> Method:
             f"(docs/adding-a-method.md).{nearest(name, known)}"
         )
     return METHODS[name]
+
+
+def idle_settings(method: str) -> list[str]:
+    """Settings and sections of settings that change nothing of what a method computes."""
+    cuts = [] if method == "diti" else list(_CUTS)
+    if method not in {built_in.name for built_in in _BUILT_IN}:
+        return cuts  # one from elsewhere may use what it likes of the rest
+    return cuts + [section for section, owner in _SECTIONS.items() if owner != method]
 
 
 def title_of(name: str) -> str:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from diti.core.rng import stream_seed
 from diti.diffusion.backbone import Backbone, assemble_unet, check_unet_config
 from diti.diffusion.files import load_strictly
 from diti.diffusion.schedule import eps_from_output, gather
+from diti.representation.modulated import ModulatedResnet, modulate_residual_blocks, zero, zero_block_ends
 from diti.representation.unet_paths import embed_time, run_down, run_up
 from diti.representation.weights import drawn_from, read_network, write_network
 
@@ -121,8 +121,8 @@ class ShiftPath(nn.Module):
         self.conv_act = unet.conv_act
         # Where the network learns sigma its own last layer is twice as wide; g has no sigma.
         self.conv_out = nn.Conv2d(unet.conv_out.in_channels, unet.config["in_channels"], 3, padding=1)
-        _zero(self.conv_out)
-        _modulate_residual_blocks(self, width)
+        zero(self.conv_out)
+        modulate_residual_blocks(self, lambda block: ShiftResnet(block, width))
 
     def forward(self, h: Tensor, skips: list[tuple[Tensor, ...]], emb: Tensor, z: Tensor) -> Tensor:
         """Frozen features, (B,E), (B,D) -> output grid (B,C,H,W)."""
@@ -132,46 +132,15 @@ class ShiftPath(nn.Module):
         return run_up(self, h.contiguous(), skips, both)
 
 
-class ShiftResnet(nn.Module):
-    """A diffusers residual block with a second modulation: after norm2 and t come scale and shift by z.
+class ShiftResnet(ModulatedResnet):
+    """A residual block that z scales and shifts.
 
-    Takes over the block's layers under their names. Time acts as in the block ("default": added before norm2;
-    "scale_shift": scale and shift after it). z acts from the start: were its weights zero as well as the last
-    convolution of g, neither would have a gradient to begin with.
+    z acts from the start: were its weights zero as well as the last convolution of g, neither would have a
+    gradient to begin with.
     """
 
     def __init__(self, block: ResnetBlock2D, width: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = block.norm1, block.conv1
-        self.norm2, self.conv2 = block.norm2, block.conv2
-        self.time_emb_proj, self.conv_shortcut = block.time_emb_proj, block.conv_shortcut
-        self.dropout, self.nonlinearity, self.upsample = block.dropout, block.nonlinearity, block.upsample
-        self.output_scale_factor = block.output_scale_factor
-        self.scales_by_time = block.time_embedding_norm == "scale_shift"
-        self.width = width  # E
-        self.z_proj = nn.Linear(width, 2 * block.out_channels)
-
-    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
-        """(B,Ci,Hi,Wi) and (B,2E), the embeddings of t and of z side by side -> (B,C,H,W)."""
-        emb_t, emb_z = temb.split(self.width, dim=1)
-        time = self.time_emb_proj(self.nonlinearity(emb_t))[:, :, None, None]  # (B,C,1,1) or (B,2C,1,1)
-        z_scale, z_shift = self.z_proj(emb_z)[:, :, None, None].chunk(2, dim=1)
-        scale, shift = 1 + z_scale, z_shift
-        h = self.nonlinearity(self.norm1(x))
-        if self.upsample is not None:
-            x, h = self.upsample(x), self.upsample(h)
-        h = self.conv1(h)
-        if self.scales_by_time:
-            # z over t: (1 + z_scale) ((1 + t_scale) h + t_shift) + z_shift, multiplied out on small tensors.
-            t_scale, t_shift = time.chunk(2, dim=1)
-            shift = torch.addcmul(shift, scale, t_shift)
-            scale = scale * (1 + t_scale)
-        else:
-            h = h + time
-        h = torch.addcmul(shift, scale, self.norm2(h))
-        h = self.conv2(self.dropout(self.nonlinearity(h)))
-        x = x if self.conv_shortcut is None else self.conv_shortcut(x)
-        return (x + h) / self.output_scale_factor
+        super().__init__(block, width, width, shifts=True)
 
 
 def _copied_path(backbone: Backbone, dims: int, seed: int) -> ShiftPath:
@@ -186,22 +155,5 @@ def _random_path(backbone: Backbone, dims: int, seed: int) -> ShiftPath:
     unet = assemble_unet(backbone.unet.config, backbone.wrapping, stream_seed(seed, "decoder-weights"))
     with drawn_from(seed, "decoder-weights"):
         path = ShiftPath(unet, dims)
-        for module in path.modules():
-            if isinstance(module, ShiftResnet):
-                _zero(module.conv2)
-            elif isinstance(module, Attention):
-                _zero(module.to_out[0])
+        zero_block_ends(path)
     return path.to(backbone.unet.device, backbone.unet.dtype)
-
-
-def _modulate_residual_blocks(module: nn.Module, width: int) -> None:
-    """Put a ShiftResnet in the place of each residual block below `module`."""
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, ResnetBlock2D):
-                parent.add_module(name, ShiftResnet(child, width))
-
-
-def _zero(layer: nn.Module) -> None:
-    for parameter in layer.parameters():
-        nn.init.zeros_(parameter)

@@ -73,7 +73,7 @@ class ResidualTrunk(nn.Module):
             halves = level > 0 and grid >= 2 * GRID
             self.blocks.append(ResidualBlock(width, wider, halves))
             width, grid = wider, grid // 2 if halves else grid
-        self.norm_out = _group_norm(width)
+        self.norm_out = group_norm(width)
         self.features = GRID * GRID * width
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,8 +90,8 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, before: int, after: int, halves: bool) -> None:
         super().__init__()
-        self.norm1, self.conv1 = _group_norm(before), nn.Conv2d(before, after, 3, padding=1)
-        self.norm2, self.conv2 = _group_norm(after), nn.Conv2d(after, after, 3, padding=1)
+        self.norm1, self.conv1 = group_norm(before), nn.Conv2d(before, after, 3, padding=1)
+        self.norm2, self.conv2 = group_norm(after), nn.Conv2d(after, after, 3, padding=1)
         self.shortcut = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
         self.halves = halves
         nn.init.zeros_(self.conv2.weight)
@@ -105,7 +105,7 @@ class ResidualBlock(nn.Module):
         return self.shortcut(x) + h
 
 
-def _group_norm(width: int) -> nn.GroupNorm:
+def group_norm(width: int) -> nn.GroupNorm:
     """Up to 32 groups of 4 channels or more."""
     groups = max((g for g in (1, 2, 4, 8, 16, 32) if width % g == 0 and width >= 4 * g), default=1)
     return nn.GroupNorm(groups, width)

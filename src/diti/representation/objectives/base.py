@@ -27,7 +27,18 @@ CHECKED_IMAGES, CHECKED_BATCH, SEED = 1_024, 128, 0  # of the validation loss
 class EncoderObjective(Objective):
     """An objective that trains an encoder, whatever else it trains."""
 
-    encoder: Encoder
+    def __init__(self, encoder: Encoder, encoder_rate: float = 1.0) -> None:
+        super().__init__()
+        self.encoder, self.encoder_rate = encoder, encoder_rate
+
+    def rate_factor(self, name: str) -> float:
+        """An encoder that starts from what the backbone knows must not lose it: it learns more slowly."""
+        return self.encoder_rate if name.startswith("encoder.") else 1.0
+
+
+def encoder_rate(config: TrainConfig) -> float:
+    """Learning rate of the encoder as a share of the others'; one that starts from nothing learns as they do."""
+    return config.code.encoder_rate if config.code.encoder == "backbone" else 1.0
 
 
 def new_encoder(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Encoder:

@@ -27,10 +27,11 @@ from diti.diffusion.schedule import (
 )
 from diti.diffusion.validation import fixed_batches
 from diti.representation.checks import loss_curves, save_loss_figure, save_reconstructions
+from diti.representation.diffusion_model import DiTi, load_diti
 from diti.representation.encoder import Encoder, build_encoder
 from diti.representation.methods import Findings
-from diti.representation.model import DiTi, inference, load_diti
-from diti.representation.objectives.base import EncoderObjective, new_encoder
+from diti.representation.model import inference
+from diti.representation.objectives.base import EncoderObjective, encoder_rate, new_encoder
 from diti.representation.partition import Partition, make_partition
 from diti.representation.shift import ShiftDecoder
 
@@ -50,13 +51,9 @@ class Reconstruction(EncoderObjective):
         time_chances: Tensor | None = None,
         encoder_rate: float = 1.0,
     ) -> None:
-        super().__init__()
-        self.encoder, self.decoder, self.partition = encoder, decoder, partition
-        self.detach, self.time_chances, self.encoder_rate = detach, time_chances, encoder_rate
-
-    def rate_factor(self, name: str) -> float:
-        """An encoder that starts from what the backbone knows must not lose it: it learns more slowly."""
-        return self.encoder_rate if name.startswith("encoder.") else 1.0
+        super().__init__(encoder, encoder_rate)
+        self.decoder, self.partition = decoder, partition
+        self.detach, self.time_chances = detach, time_chances
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         t, weight = draw_time(draws, self.partition.timesteps, self.time_chances)
@@ -114,9 +111,13 @@ def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> R
     encoder = new_encoder(config, backbone, dataset)
     decoder = ShiftDecoder(backbone, config.code.code_dim, config.decoder_start, config.training.seed)
     chances = time_chances(curve) if curve is not None and config.time_sampling == "loss" else None
-    rate = config.code.encoder_rate if config.code.encoder == "backbone" else 1.0
     return Reconstruction(
-        encoder, decoder, partition, detach=config.detach, time_chances=chances, encoder_rate=rate
+        encoder,
+        decoder,
+        partition,
+        detach=config.detach,
+        time_chances=chances,
+        encoder_rate=encoder_rate(config),
     )
 
 

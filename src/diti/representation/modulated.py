@@ -1,0 +1,79 @@
+"""Residual blocks of a diffusers U-Net that z modulates too: t first and z second (section 4.2; AdaGN of Diff-AE).
+
+Letters: B images, E width of the time embedding, Z width of what is told about z, C channels of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from diffusers.models.attention_processor import Attention
+from diffusers.models.resnet import ResnetBlock2D
+from torch import Tensor, nn
+
+
+class ModulatedResnet(nn.Module):
+    """A diffusers residual block with a second modulation: after norm2 and t come a scale, maybe a shift, by z.
+
+    Takes over the block's layers under their names. Time acts as in the block ("default": added before norm2;
+    "scale_shift": scale and shift after it). shifts: whether z shifts as well as scales.
+    """
+
+    def __init__(self, block: ResnetBlock2D, time_width: int, z_width: int, *, shifts: bool) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = block.norm1, block.conv1
+        self.norm2, self.conv2 = block.norm2, block.conv2
+        self.time_emb_proj, self.conv_shortcut = block.time_emb_proj, block.conv_shortcut
+        self.dropout, self.nonlinearity = block.dropout, block.nonlinearity
+        self.resample = block.upsample or block.downsample
+        self.output_scale_factor = block.output_scale_factor
+        self.scales_by_time = block.time_embedding_norm == "scale_shift"
+        self.widths, self.shifts = [time_width, z_width], shifts  # E, Z
+        self.z_proj = nn.Linear(z_width, (1 + shifts) * block.out_channels)
+
+    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+        """(B,Ci,Hi,Wi) and (B,E+Z), what is told about t and about z side by side -> (B,C,H,W)."""
+        emb_t, emb_z = temb.split(self.widths, dim=1)
+        time = self.time_emb_proj(self.nonlinearity(emb_t))[:, :, None, None]  # (B,C,1,1) or (B,2C,1,1)
+        by_z = self.z_proj(emb_z)[:, :, None, None]  # the same
+        z_scale, shift = by_z.chunk(2, dim=1) if self.shifts else (by_z, torch.zeros_like(by_z))
+        scale = 1 + z_scale
+        h = self.nonlinearity(self.norm1(x))
+        if self.resample is not None:
+            x, h = self.resample(x), self.resample(h)
+        h = self.conv1(h)
+        if self.scales_by_time:
+            # z over t: (1 + z_scale) ((1 + t_scale) h + t_shift) + z_shift, multiplied out on small tensors.
+            t_scale, t_shift = time.chunk(2, dim=1)
+            shift = torch.addcmul(shift, scale, t_shift)
+            scale = scale * (1 + t_scale)
+        else:
+            h = h + time
+        h = torch.addcmul(shift, scale, self.norm2(h))
+        h = self.conv2(self.dropout(self.nonlinearity(h)))
+        x = x if self.conv_shortcut is None else self.conv_shortcut(x)
+        return (x + h) / self.output_scale_factor
+
+
+def modulate_residual_blocks(module: nn.Module, modulated: Callable[[ResnetBlock2D], ModulatedResnet]) -> None:
+    """Put what `modulated` makes of each residual block below `module` in its place."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, ResnetBlock2D):
+                parent.add_module(name, modulated(child))
+
+
+def zero_block_ends(module: nn.Module) -> None:
+    """The last layer of each modulated residual block and of each attention: they start as the identity."""
+    for child in module.modules():
+        if isinstance(child, ModulatedResnet):
+            zero(child.conv2)
+        elif isinstance(child, Attention):
+            zero(child.to_out[0])
+
+
+def zero(layer: nn.Module) -> None:
+    """All its weights."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
