@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tiny import tiny_backbone
 
 from diti.cli import main
-from diti.config import TrainConfig, differences, load_yaml, train_preset
+from diti.config import GANConfig, TrainConfig, differences, load_yaml, train_preset
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, read_json
 from diti.representation.train import train_model
@@ -258,9 +258,11 @@ def test_what_is_done_is_skipped(swept, file, monkeypatch, capsys):
 def test_a_folder_of_another_run_is_refused(swept, file):
     out, _ = swept
     plan = read_plan(file)
-    other = {**plan.runs, "pdae-s0": replace(plan.runs["pdae-s0"], subsets=3)}
-    with pytest.raises(InputError, match=r"pdae-s0 holds a run with other settings \(subsets\)"):
+    other = {**plan.runs, "diti-s0": replace(plan.runs["diti-s0"], subsets=3)}
+    with pytest.raises(InputError, match=r"diti-s0 holds a run with other settings \(subsets\)"):
         run_sweep(Plan(other), out)
+    idle = replace(plan.runs["pdae-s0"], subsets=3, gan=GANConfig(info_weight=7.0))
+    assert run_sweep(Plan({"pdae-s0": idle}), out) == [out / "pdae-s0"]  # settings of other methods: it is done
     with pytest.raises(InputError, match=r"a run cannot be called 'logs'"):
         run_sweep(Plan({"logs": plan.runs["diti-s0"]}), out)
     with pytest.raises(InputError, match=r"--jobs is 0"):

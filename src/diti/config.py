@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -272,8 +273,8 @@ def load_yaml(base: T, path: Path) -> T:
     return from_mapping(base, values or {}, str(path))
 
 
-def to_yaml(config: Any) -> str:
-    """The resolved settings as text that `load_yaml` reads back."""
+def to_yaml(config: Any, leave_out: Collection[str] = ()) -> str:
+    """The resolved settings as text that `load_yaml` reads back, without the settings or sections to leave out."""
     import yaml
 
     def plain(value: Any) -> Any:
@@ -281,7 +282,8 @@ def to_yaml(config: Any) -> str:
             return {key: plain(item) for key, item in value.items()}
         return list(value) if isinstance(value, tuple) else value
 
-    return yaml.safe_dump(plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
+    kept = {key: value for key, value in dataclasses.asdict(config).items() if key not in leave_out}
+    return yaml.safe_dump(plain(kept), sort_keys=False, allow_unicode=True)
 
 
 def differences(before: Any, now: Any, skip: frozenset[str] = frozenset()) -> list[str]:

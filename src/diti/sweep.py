@@ -305,9 +305,8 @@ def _is_done(folder: Path, config: TrainConfig) -> bool:
         if folder.exists() and not (folder.is_dir() and all(p.name.startswith(".") for p in folder.iterdir())):
             raise InputError(f"{folder} is not a run; remove it, or choose another --out")
         return False
-    if changed := differences(
-        load_yaml(TrainConfig(), saved), config, TELLING | set(idle_settings(config.method))
-    ):
+    without_effect = TELLING.union(idle_settings(config.method))
+    if changed := differences(load_yaml(TrainConfig(), saved), config, without_effect):
         raise InputError(
             f"{folder} holds a run with other settings ({', '.join(changed)}); "
             "remove it, name the run differently, or choose another --out"

@@ -28,8 +28,8 @@ class Verb(Protocol):
     def run(self) -> None: ...
 
 
-def show(settings: PretrainConfig | TrainConfig, required: Sequence[str]) -> None:
-    """Print the resolved settings before anything runs; what has no default must have been given."""
+def show(settings: PretrainConfig | TrainConfig, required: Sequence[str], idle: Sequence[str] = ()) -> None:
+    """Print the resolved settings, but `idle` ones, before anything runs; some must have been given."""
     allowed = {
         "data": "a dataset folder, a folder of images, or toyfaces",
         "backbone": "a folder, a hub id, or toyfaces32",
@@ -37,7 +37,7 @@ def show(settings: PretrainConfig | TrainConfig, required: Sequence[str]) -> Non
     for name in required:
         if not getattr(settings, name):
             raise InputError(f"--{name} is missing; name {allowed[name]}")
-    print_once(to_yaml(settings), end="")
+    print_once(to_yaml(settings, idle), end="")
 
 
 def print_once(text: str, end: str = "\n") -> None:

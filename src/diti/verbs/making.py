@@ -8,6 +8,7 @@ from pathlib import Path
 import tyro
 
 from diti.config import PRESETS, PretrainConfig, TrainConfig
+from diti.core.errors import InputError
 from diti.verbs.common import File, Given, Model, Name, Names, Number, next_command, show
 
 
@@ -89,7 +90,7 @@ class Pretrain:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Learn a representation of images without labels, over a frozen backbone; the same command continues."""
+    """Learn a representation of images without labels; the same command continues a stopped run."""
 
     out: Path  # folder of the run; becomes the model folder
     settings: tyro.conf.OmitArgPrefixes[TrainConfig]
@@ -105,10 +106,16 @@ class Train:
         return f"{cls.__doc__}\n\nMethods:\n{methods}"
 
     def run(self) -> None:
-        from diti.representation.methods import find_method
+        from diti.representation.methods import find_method, idle_settings
 
-        with_backbone = find_method(self.settings.method).wants_backbone(self.settings)
-        show(self.settings, required=("data", "backbone") if with_backbone else ("data",))
+        settings, method = self.settings, find_method(self.settings.method)
+        if method.wants_backbone(settings) and not method.needs_backbone and not settings.backbone:
+            raise InputError(
+                f"--backbone is missing, of which --encoder {settings.code.encoder} is made; "
+                "name a folder, a hub id, or toyfaces32, or use --encoder residual"
+            )
+        required = ("data", "backbone") if method.needs_backbone else ("data",)
+        show(settings, required, idle_settings(method.name))
         if self.dry_run:
             return
         from diti.representation.train import train_model
