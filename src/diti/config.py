@@ -136,11 +136,15 @@ class GANConfig:
     bottleneck_weight: float = 0.1  # β, of the upper bound on what r tells about z
     bottleneck_dim: int = 128  # R, length of r, which lies between z and the image
     generator_channels: tuple[int, ...] = (128, 64, 32, 32)  # width of each level, coarsest first
-    discriminator_channels: tuple[int, ...] = (32, 64, 128, 128)  # width of each level, finest first
+    discriminator_width: int = 64  # channels of its convolutions
 
     def __post_init__(self) -> None:
         if min(self.info_weight, self.bottleneck_weight) < 0 or self.bottleneck_dim < 1:
             raise InputError("the weights of ibgan must be 0 or more, and bottleneck_dim 1 or more")
+        if not self.generator_channels or min(*self.generator_channels, self.discriminator_width) < 1:
+            raise InputError(
+                "generator_channels of ibgan must be at least one positive width, as discriminator_width"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
