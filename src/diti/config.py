@@ -94,9 +94,7 @@ class PretrainConfig:
 class ViewsConfig:
     """simclr: what two views of one image may differ in, and how they are compared."""
 
-    augment: Literal["full", "no-colour", "none"] = (
-        "full"  # no-colour: mirror and blur; none: both views the image
-    )
+    augment: Literal["full", "no-colour", "none"] = "full"  # no-colour: mirror, blur; none: both are the image
     crop_resize: bool = False  # views also show another part of the image, at another size; not with none
     jitter_strength: float = 0.5  # of the colour jitter: 0 = none, 1 = SimCLR's for photographs
     temperature: float = 0.1  # of the comparison: lower looks harder at the nearest images

@@ -7,7 +7,14 @@ from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import torch_generator
 from diti.data import toyfaces
-from diti.representation.coverage import cell_colours, coverage, expected_coverage, mean_distance, variety
+from diti.representation.coverage import (
+    cell_colours,
+    coverage,
+    expected_coverage,
+    mean_distance,
+    nearest_distance,
+    variety,
+)
 
 FACES = to_float(toyfaces.render(toyfaces.sample(600, seed=1), 16))
 REAL, OTHER = FACES[:300], FACES[300:]
@@ -34,6 +41,10 @@ def test_mean_distance_is_over_pairs():
     assert mean_distance(torch.tensor([[0.0], [1.0], [3.0]])) == pytest.approx((1 + 3 + 2) / 3)
 
 
+def test_nearest_distance_is_the_median_over_points():
+    assert nearest_distance(torch.tensor([[0.0], [1.0], [3.0]])) == pytest.approx(1)  # of 1, 1 and 2
+
+
 def test_cells_are_means_of_squares_of_pixels():
     cells = cell_colours(REAL[:2]).unflatten(1, (3, 8, 8))
     assert cells[1, 2, 3, 5] == pytest.approx(REAL[1, 2, 6:8, 10:12].mean().item(), abs=1e-6)
@@ -42,7 +53,7 @@ def test_cells_are_means_of_squares_of_pixels():
 def test_other_real_images_are_not_a_collapse():
     found = variety(REAL, OTHER)
     assert not found.collapsed and found.coverage > 0.8
-    assert found.diversity == pytest.approx(1, abs=0.1)
+    assert found.diversity == pytest.approx(1, abs=0.1) and found.novelty == pytest.approx(1, abs=0.1)
     assert found.sentence().startswith("no mode collapse: ")
 
 
@@ -52,6 +63,11 @@ def test_few_images_drawn_again_and_again_are_a_collapse(modes):
     found = variety(REAL, OTHER[torch.arange(len(REAL)) % modes] + slightly)
     assert found.collapsed and found.coverage < 0.2
     assert found.sentence().startswith("mode collapse: ") and f"{found.coverage:.0%}" in found.sentence()
+
+
+def test_different_images_that_are_not_like_the_real_ones_cover_few_but_are_no_collapse():
+    found = variety(REAL, OTHER.flip(2).roll(1, dims=1))  # upside down, colours exchanged
+    assert found.coverage < 0.2 and not found.collapsed
 
 
 def test_nearly_equal_images_are_a_collapse_however_real():

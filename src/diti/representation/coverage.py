@@ -6,7 +6,7 @@ Letters: N real images, M generated ones, F features.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from diti.core.errors import InputError
 
 CELLS = 8  # per side
 NEIGHBOURS = 5  # k of the coverage; Naeem et al. use 5
-LEAST_DIVERSITY, LEAST_COVERAGE = 0.5, 0.25  # other real images have 1 and 0.97
+LEAST_DIVERSITY, LEAST_NOVELTY = 0.5, 0.25  # other real images have 1 and 1
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,26 @@ class Variety:
     """How generated images compare with real ones, and what that says."""
 
     diversity: float  # distance between two generated images, as a share of that between two real ones
-    coverage: float  # share of the real images that have a generated one nearby
+    novelty: float  # distance from a generated image to the nearest other one, as a share of that of real ones
+    coverage: float  # share of the real images that have a generated one nearby: low also for images that are off
 
     @property
     def collapsed(self) -> bool:
-        return self.diversity < LEAST_DIVERSITY or self.coverage < LEAST_COVERAGE
+        """All alike, or a few kinds that repeat, however far these are apart."""
+        return self.diversity < LEAST_DIVERSITY or self.novelty < LEAST_NOVELTY
 
     def record(self) -> dict[str, float]:
         """For the log and for JSON."""
-        return {"diversity": self.diversity, "coverage": self.coverage}
+        return asdict(self)
 
     def sentence(self) -> str:
         """For people."""
         found = "mode collapse" if self.collapsed else "no mode collapse"
         return (
             f"{found}: two generated images are {self.diversity:.2f} times as far apart as two real ones (limit "
-            f"{LEAST_DIVERSITY}), and {self.coverage:.0%} of the real ones have a generated one nearby "
-            f"(limit {LEAST_COVERAGE:.0%}; other real images reach {expected_coverage(NEIGHBOURS):.0%})"
+            f"{LEAST_DIVERSITY}), a generated one and the nearest other {self.novelty:.2f} times (limit "
+            f"{LEAST_NOVELTY}); {self.coverage:.0%} of the real ones have a generated one nearby (other real "
+            f"images reach {expected_coverage(NEIGHBOURS):.0%})"
         )
 
 
@@ -51,8 +54,12 @@ def variety(real: Tensor, generated: Tensor) -> Variety:
             f"{len(real)} real and {len(generated)} generated images; mode collapse shows in 2 or more of each"
         )
     here, there = cell_colours(real), cell_colours(generated)
-    spread = max(mean_distance(here), torch.finfo(torch.float32).eps)
-    return Variety(mean_distance(there) / spread, coverage(here, there, min(NEIGHBOURS, len(real) - 1)))
+    least = torch.finfo(torch.float32).eps  # real images that are all the same have no distance
+    return Variety(
+        mean_distance(there) / max(mean_distance(here), least),
+        nearest_distance(there) / max(nearest_distance(here), least),
+        coverage(here, there, min(NEIGHBOURS, len(real) - 1)),
+    )
 
 
 def cell_colours(images: Tensor) -> Tensor:
@@ -63,6 +70,12 @@ def cell_colours(images: Tensor) -> Tensor:
 def mean_distance(points: Tensor) -> float:
     """Mean Euclidean distance over the pairs of (N, F)."""
     return torch.pdist(points.double()).mean().item()
+
+
+def nearest_distance(points: Tensor) -> float:
+    """Median over (N, F) of the Euclidean distance to the nearest other point."""
+    distances = torch.cdist(points.double(), points.double()).fill_diagonal_(torch.inf)
+    return distances.min(dim=1).values.median().item()
 
 
 def coverage(real: Tensor, generated: Tensor, k: int) -> float:
