@@ -292,4 +292,4 @@ def test_the_whole_command_line(place, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     refused = f"manipulate model a.png --attribute hat {data} --dims 4 --stop-guidance 0.5 --out x.png"
     assert main(refused.split()) == 2
-    assert "a diffae model has no frozen diffusion model" in capsys.readouterr().err
+    assert "a frozen model without z, and a diffae model has none" in capsys.readouterr().err

@@ -29,6 +29,7 @@ from diti.edit.directions import (
 from diti.edit.interpolate import check_scales
 from diti.edit.select import DEFAULT_SELECTION
 from diti.representation.decoding import DecodingModel, load_with_decoder
+from diti.representation.diffusion_model import DiTi
 from diti.representation.inputs import Images, as_batch
 
 SCALE = 0.3  # s of the authors, PDAE and Diff-AE
@@ -86,8 +87,12 @@ def manipulate(
     z = model.encode(pixels)
     field: dict[str, Any] = {"masked": masked}
     if stop_guidance:
-        steps = timesteps(model.backbone.schedule, calls)  # ε_θ without z is there with a frozen model only
-        field["stop_below"] = first_guided_step(steps, stop_guidance)
+        if not isinstance(model, DiTi):
+            raise InputError(
+                f"stop_guidance is {stop_guidance:g}: it follows a frozen model without z, and a {model.method} "
+                "model has none; use 0, or a diti or pdae model"
+            )
+        field["stop_below"] = first_guided_step(timesteps(model.schedule, calls), stop_guidance)
     x_T = model.infer_noise(pixels, z, calls, on_step=on_step, **field)
     codes = torch.stack([z, *(push(z, direction, scale) for scale in scales)])  # (1 + S, N, D), unchanged z first
     noises = x_T.expand(len(codes), *x_T.shape)
