@@ -21,16 +21,21 @@ from torch import Tensor, nn
 from diti.core.errors import InputError
 from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path
-from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet, check_unet_config
+from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet
 from diti.diffusion.files import SCHEDULER_FILE, load_strictly, read_scheduler
 from diti.diffusion.sampler import EpsFn
 from diti.diffusion.schedule import Schedule, eps_from_output, gather
 from diti.representation.diffusion_model import DiffusionModel
 from diti.representation.encoder import Encoder
 from diti.representation.model import COMMON_PARTS, read_common, require_dims, require_parts
-from diti.representation.modulated import ModulatedResnet, modulate_residual_blocks, zero, zero_block_ends
+from diti.representation.modulated import (
+    ModulatedResnet,
+    check_decoder,
+    modulate_residual_blocks,
+    zero,
+    zero_block_ends,
+)
 from diti.representation.partition import Partition
-from diti.representation.shift import STARTS
 from diti.representation.unet_paths import embed_time, run_down, run_up
 from diti.representation.weights import drawn_from, read_network, write_network
 
@@ -47,11 +52,7 @@ class ConditionedUNet(nn.Module):
         self, backbone: Backbone, dims: int, start: Literal["copy", "random"] = "copy", seed: int = 0
     ) -> None:
         super().__init__()
-        if not isinstance(dims, int) or dims < 1:
-            raise InputError(f"the code has {dims!r} dims; a decoder needs a whole number of at least 1")
-        if start not in STARTS:
-            raise InputError(f"start is {start!r}; allowed: {', '.join(STARTS)}")
-        check_unet_config(backbone.unet.config, backbone.wrapping)
+        check_decoder(backbone, dims, start)
         unet = _copied(backbone, dims, seed) if start == "copy" else _random(backbone, dims, seed)
         # A backbone again, for its folding, schedule and prediction type; only its forward pass knows no z.
         self.net = Backbone(unet, backbone.scheduler, backbone.wrapping)

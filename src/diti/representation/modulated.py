@@ -12,6 +12,20 @@ from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
+from diti.core.errors import InputError
+from diti.diffusion.backbone import Backbone, check_unet_config
+
+STARTS = ("copy", "random")
+
+
+def check_decoder(backbone: Backbone, dims: int, start: str) -> None:
+    """InputError for a code or a start that no decoder has, or a backbone that none can be made of."""
+    if not isinstance(dims, int) or dims < 1:
+        raise InputError(f"the code has {dims!r} dims; a decoder needs a whole number of at least 1")
+    if start not in STARTS:
+        raise InputError(f"start is {start!r}; allowed: {', '.join(STARTS)}")
+    check_unet_config(backbone.unet.config, backbone.wrapping)
+
 
 class ModulatedResnet(nn.Module):
     """A diffusers residual block with a second modulation: after norm2 and t come a scale, maybe a shift, by z.

@@ -20,14 +20,18 @@ from torch import Tensor, nn
 
 from diti.core.errors import InputError
 from diti.core.rng import stream_seed
-from diti.diffusion.backbone import Backbone, assemble_unet, check_unet_config
+from diti.diffusion.backbone import Backbone, assemble_unet
 from diti.diffusion.files import load_strictly
 from diti.diffusion.schedule import eps_from_output, gather
-from diti.representation.modulated import ModulatedResnet, modulate_residual_blocks, zero, zero_block_ends
+from diti.representation.modulated import (
+    ModulatedResnet,
+    check_decoder,
+    modulate_residual_blocks,
+    zero,
+    zero_block_ends,
+)
 from diti.representation.unet_paths import embed_time, run_down, run_up
 from diti.representation.weights import drawn_from, read_network, write_network
-
-STARTS = ("copy", "random")
 
 
 class ShiftDecoder(nn.Module):
@@ -40,11 +44,7 @@ class ShiftDecoder(nn.Module):
         self, backbone: Backbone, dims: int, start: Literal["copy", "random"] = "copy", seed: int = 0
     ) -> None:
         super().__init__()
-        if not isinstance(dims, int) or dims < 1:
-            raise InputError(f"the code has {dims!r} dims; a decoder needs a whole number of at least 1")
-        if start not in STARTS:
-            raise InputError(f"start is {start!r}; allowed: {', '.join(STARTS)}")
-        check_unet_config(backbone.unet.config, backbone.wrapping)
+        check_decoder(backbone, dims, start)
         self.backbone = backbone.requires_grad_(False)
         self.dims = dims
         self.path = _copied_path(backbone, dims, seed) if start == "copy" else _random_path(backbone, dims, seed)
