@@ -76,3 +76,29 @@ def test_public_names_exist_and_others_are_refused():
         assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="public names"):
         package.nonsense  # noqa: B018
+
+
+def test_train_shows_the_settings_of_its_method_and_says_what_needs_no_backbone(capsys):
+    assert main(["train", "--method", "simclr", "--data", "toyfaces", "--out", "x"]) == 2
+    assert "--backbone is missing, of which --encoder backbone is made" in (told := capsys.readouterr().err)
+    assert "or use --encoder residual" in told
+    assert (
+        main(
+            [
+                "train",
+                "--method",
+                "simclr",
+                "--encoder",
+                "residual",
+                "--data",
+                "toyfaces",
+                "--out",
+                "x",
+                "--dry-run",
+            ]
+        )
+        == 0
+    )
+    shown = capsys.readouterr().out
+    assert "views:" in shown and "augment: full" in shown
+    assert not any(word in shown for word in ("subsets", "vae:", "gan:"))

@@ -10,7 +10,16 @@ from torch import nn
 
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
-from diti.core.loop import Diverged, LossReport, Objective, learning_rate, loss_by_time, make_accelerator, train
+from diti.core.loop import (
+    Diverged,
+    LossReport,
+    Objective,
+    Weights,
+    learning_rate,
+    loss_by_time,
+    make_accelerator,
+    train,
+)
 from diti.core.rng import stream_seed
 from diti.core.runs import RunFolder
 
@@ -222,6 +231,25 @@ class Greedy(Regression):
 def test_a_batch_that_does_not_fit_names_the_remedy(tmp_path):
     with pytest.raises(InputError, match=r"16 images in 1 .*--gradient-accumulation-steps 2"):
         run_loop(tmp_path, objective=Greedy())
+
+
+class Comparing(Greedy):
+    compares_images = True
+    betas = (0.25, 0.5)
+
+
+def test_a_batch_whose_images_are_compared_is_never_cut(tmp_path):
+    with pytest.raises(InputError, match=r"--gradient-accumulation-steps 2 would compare .* part alone"):
+        run_loop(tmp_path, dataclasses.replace(CONFIG, gradient_accumulation_steps=2), objective=Comparing())
+    with pytest.raises(InputError, match=r"does not fit in memory; use a smaller --train-batch-size$"):
+        run_loop(tmp_path, objective=Comparing())
+
+
+def test_adam_has_the_betas_of_the_objective():
+    assert [Weights(o, CONFIG).adam.defaults["betas"] for o in (Regression(), Comparing())] == [
+        (0.9, 0.999),
+        (0.25, 0.5),
+    ]
 
 
 def test_precision_for_gpus_is_refused_on_a_cpu():

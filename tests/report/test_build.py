@@ -1,6 +1,7 @@
 """What `diti report` refuses, and what it measures again. The whole of it is shown by tests/test_demo.py."""
 
 import json
+import shutil
 
 import pytest
 
@@ -70,6 +71,17 @@ def test_floors_are_probed_once_and_the_first_edits_come_first(tmp_path, faces):
         ("a", "counterfactuals"), ("a", "probe"), ("a", "analysis"), ("b", "probe"), ("b", "counterfactuals"),
     ]  # fmt: skip
     assert ["--no-floors" in s.words for s in stages if s.name == "probe"] == [False, True]
+
+
+def test_floors_come_with_a_run_that_holds_the_backbone(tmp_path, faces):
+    runs = [make_run(tmp_path / name, subsets=1, decoder=False) for name in "ab"]
+    shutil.rmtree(runs[0] / "unet")  # of a method that keeps no diffusion model: its floors would be two only
+
+    def with_floors(runs):
+        stages = plan_stages(runs, faces, "toyfaces:40", Effort())
+        return [s.run.name for s in stages if "--no-floors" not in s.words]
+
+    assert with_floors(runs) == ["b"] and with_floors(runs[:1]) == ["a"]
 
 
 def test_a_model_without_decoder_is_probed_only(tmp_path, faces):

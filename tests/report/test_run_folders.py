@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diti.config import TrainConfig, TrainingConfig, to_yaml, train_preset
+from diti.config import TrainConfig, TrainingConfig, ViewsConfig, to_yaml, train_preset
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, write_json
 from diti.data.prepare import prepare
@@ -124,6 +124,9 @@ def test_numbers_of_a_file_are_counted(tmp_path):
         ({"method": "pdae", "subsets": 4, "partition": "balanced"}, "PDAE"),  # without effect on PDAE
         ({"code": replace(USUAL.code, encoder="residual")}, "DiTi, residual encoder"),
         ({"decoder_start": "random"}, "DiTi, decoder start = random"),
+        ({"method": "simclr", "views": ViewsConfig(augment="none")}, "SimCLR, without augmentation"),
+        ({"method": "simclr", "views": ViewsConfig(temperature=0.3)}, "SimCLR, temperature = 0.3"),
+        ({"method": "ibgan", "views": ViewsConfig(augment="none")}, "IB-GAN"),  # without effect on IB-GAN
         ({"training": TrainingConfig(images=5, seed=3)}, "DiTi"),
     ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import diti
@@ -265,6 +266,21 @@ def test_training_leaves_a_model_that_encodes_decodes_and_is_loaded_again(config
     assert 0 <= line["mutual_information"] <= math.log(16) + 1e-4
     with pytest.raises(InputError, match="a tcvae model has no frozen diffusion model"):
         _ = model.backbone
+
+
+def test_the_editing_verbs_draw_with_the_decoder(config, image_folder, tmp_path, capsys, monkeypatch):
+    train_model(config, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    picture = str(image_folder / "a" / "00.png")
+    assert main(["interpolate", "run", picture, picture, "--out", "between.png"]) == 0
+    assert main(["sample", "run", "-n", "3", "--out", "drawn.png"]) == 0
+    assert "z drawn anew" in capsys.readouterr().out
+    assert main(["vary", "run", picture, "--out", "varied.png"]) == 2
+    assert "a tcvae model draws one image from a code: there is nothing to vary" in capsys.readouterr().err
+    for name in ("between", "drawn"):
+        with Image.open(f"{name}.png") as sheet:
+            assert sheet.width > 100
+    assert not (tmp_path / "varied.png").exists()
 
 
 def test_a_continued_run_equals_one_run(config, tmp_path):
