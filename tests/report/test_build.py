@@ -9,7 +9,7 @@ from diti.cli import main
 from diti.core.errors import InputError
 from diti.data.sources import open_data
 from diti.report.blocks import Cell, Table
-from diti.report.build import find_runs, shared_data
+from diti.report.build import find_runs, listed, shared_data
 from diti.report.evidence import Effort, plan_stages
 from diti.report.terminal import print_table
 
@@ -82,6 +82,11 @@ def test_floors_come_with_a_run_that_holds_the_backbone(tmp_path, faces):
         return [s.run.name for s in stages if "--no-floors" not in s.words]
 
     assert with_floors(runs) == ["b"] and with_floors(runs[:1]) == ["a"]
+
+
+def test_the_title_names_six_methods_and_counts_the_others():
+    assert listed(list("abcdef")) == "a, b, c, d, e, f"
+    assert listed(list("abcdefgh")) == "a, b, c, d, e, 3 others"
 
 
 def test_a_model_without_decoder_is_probed_only(tmp_path, faces):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -385,6 +386,14 @@ def test_edits_are_compared():
     sentences = verdicts(groups)
     assert any(" change: DiTi is ahead by 1.000." in s for s in sentences)
     assert not any(" leakage: " in s for s in sentences), "an edit that does nothing leaks nothing"
+
+
+def test_of_several_methods_the_best_two_are_compared():
+    configs = (USUAL, PDAE, replace(USUAL, method="tcvae"))
+    groups = [make_group(counterfactuals=counterfactual_record(change, 0.5, 1), config=c)
+              for change, c in zip((1.0, 2.0, 4.0), configs, strict=True)]  # fmt: skip
+    told = next(s for s in verdicts(groups) if " change: " in s)
+    assert re.fullmatch(r"β-TCVAE [\d.]+ against PDAE [\d.]+ change: β-TCVAE is ahead by 2\.000\.", told)
 
 
 def test_methods_that_do_not_pass_the_best_floor_are_named(good, bad):

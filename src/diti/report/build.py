@@ -19,6 +19,7 @@ from diti.report.runs import Group, Run, check_finished, group_runs, read_run
 from diti.report.sections import sections
 
 PAGE, RECORD, LOGS = "index.html", "report.json", "logs"
+NAMED = 6  # methods in the title
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def report(
     floors = floors_of(groups)
     built, verdicts = build_tables(groups, floors, paper), tables.verdicts(groups, floors)
     page = Page(
-        title or f"{', '.join(group.label for group in groups[:4])} on {dataset.name}",
+        title or f"{listed([group.label for group in groups])} on {dataset.name}",
         "\n\n".join([*([lead] if lead else []), *verdicts]),
         [*opening, *sections(groups, built, out / "figures")],
         facts(dataset, data),
@@ -105,6 +106,12 @@ def size_of(paths: Sequence[Path]) -> int:
 
 
 # ---- Tables and the page -----------------------------------------------------------------------------------
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Up to six names; of more the first five and how many others."""
+    shown = labels if len(labels) <= NAMED else [*labels[: NAMED - 1], f"{len(labels) - NAMED + 1} others"]
+    return ", ".join(shown)
 
 
 def build_tables(groups: list[Group], floors: Sequence[dict[str, Any]], paper: bool) -> dict[str, Table]:

@@ -340,13 +340,16 @@ def _attribute_score(name: str, key: str) -> Callable[[Records], Score | None]:
 
 
 def verdicts(groups: Sequence[Group], floors: Sequence[Record] = ()) -> list[str]:
-    """The first two groups by each score that has intervals, then the best floor; the tables hold more."""
+    """By each score that has intervals two groups, of several the best two, then the best floor."""
     found = []
-    if len(groups) > 1:
-        for measure in [*PROBED.values(), *(m for m in EDITED if m.better)]:
-            a, b = (over_runs(group, measure.of) for group in groups[:2])
-            if a and b and None not in (a.low, b.low):
-                found.append(verdict(groups[0].label, a, groups[1].label, b, measure))
+    for measure in [*PROBED.values(), *(m for m in EDITED if m.better)]:
+        scores = [(group.label, score) for group in groups if (score := over_runs(group, measure.of))]
+        scores = [(label, score) for label, score in scores if score.low is not None]
+        if len(groups) > 2:
+            scores.sort(key=lambda item: -measure.better * item[1].value)
+        if len(scores) > 1:
+            (first, a), (second, b) = scores[:2]
+            found.append(verdict(first, a, second, b, measure))
     return found + [sentence for m in PROBED.values() if (sentence := floor_verdict(m, groups, floors))]
 
 
