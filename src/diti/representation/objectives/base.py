@@ -57,14 +57,19 @@ def fit_head(encoder: Encoder, dataset: Dataset, seed: int) -> None:
     encoder.fit_head((to_float(dataset.pixels(part)) for part in parts), order="ascending")
 
 
+def checked_rows(dataset: Dataset, least: int = 1) -> np.ndarray:
+    """The first validation images, or training images where there are fewer than `least` of them."""
+    rows = dataset.rows("valid")
+    return (rows if len(rows) >= least else dataset.rows("train"))[:CHECKED_IMAGES]
+
+
 # ---- The defaults of `Method` ------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def evaluate(objective: EncoderObjective, dataset: Dataset) -> dict[str, Any]:
     """The loss on fixed validation images with fixed random numbers; on training images where there are none."""
-    rows = dataset.rows("valid")
-    rows = (rows if len(rows) else dataset.rows("train"))[:CHECKED_IMAGES]
+    rows = checked_rows(dataset)
     device, losses = objective.encoder.head.weight.device, []
     with inference(objective):
         for start in range(0, len(rows), CHECKED_BATCH):

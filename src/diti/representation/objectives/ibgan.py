@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import TrainConfig
+from diti.core.errors import InputError
 from diti.core.images import grid, save_picture, to_float, to_uint8
 from diti.core.loop import LossReport
 from diti.core.rng import Draws
@@ -46,9 +47,9 @@ from diti.representation.model import inference
 from diti.representation.objectives import base
 from diti.representation.objectives.base import (
     CHECKED_BATCH,
-    CHECKED_IMAGES,
     SEED,
     EncoderObjective,
+    checked_rows,
     encoder_rate,
     new_encoder,
 )
@@ -137,6 +138,10 @@ class InformationBottleneckGAN(EncoderObjective):
 
 def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> InformationBottleneckGAN:
     """Networks and loss, before the first step."""
+    if len(dataset.rows("train")) < 2:
+        raise InputError(
+            f"{dataset.path} has 1 training image, and a generator of it would always draw that; give more"
+        )
     encoder = new_encoder(config, backbone, dataset)
     pixels = to_float(dataset.pixels(dataset.rows("train")[:CHECKED_BATCH]))
     return InformationBottleneckGAN(
@@ -179,10 +184,9 @@ def draw_images(generator: OneStepDecoder, count: int, seed: int = SEED) -> Tens
         return torch.cat([generator(*part).cpu() for part in parts])
 
 
-def validation_images(dataset: Dataset, count: int = CHECKED_IMAGES) -> Tensor:
-    """(N, 3, H, W) the first validation images; training images where there are none."""
-    rows = dataset.rows("valid")
-    return to_float(dataset.pixels((rows if len(rows) else dataset.rows("train"))[:count]))
+def validation_images(dataset: Dataset) -> Tensor:
+    """(N, 3, H, W) of which two or more can be compared with each other."""
+    return to_float(dataset.pixels(checked_rows(dataset, least=2)))
 
 
 def model(objective: InformationBottleneckGAN, config: TrainConfig, mean: Tensor, std: Tensor) -> DirectModel:

@@ -111,8 +111,7 @@ def evaluate(objective: Contrast, dataset: Dataset) -> dict[str, Any]:
     Only whole batches, of the training's size: the loss grows with the number of images that are compared.
     """
     batch = min(objective.batch, base.CHECKED_IMAGES)
-    rows = dataset.rows("valid")[: base.CHECKED_IMAGES]
-    rows = rows if len(rows) >= batch else dataset.rows("train")[: base.CHECKED_IMAGES]
+    rows = base.checked_rows(dataset, least=batch)
     batch, device, found = min(batch, len(rows)), objective.encoder.head.weight.device, []
     with inference(objective):
         for start in range(0, len(rows) - batch + 1, batch):

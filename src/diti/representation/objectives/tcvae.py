@@ -26,7 +26,7 @@ from diti.representation.direct_model import DirectModel, OneStepDecoder, load_d
 from diti.representation.encoder import Encoder, build_encoder
 from diti.representation.image_decoder import CHANNELS, ImageDecoder
 from diti.representation.methods import Findings
-from diti.representation.objectives.base import CHECKED_IMAGES, EncoderObjective, encoder_rate, new_encoder
+from diti.representation.objectives.base import EncoderObjective, checked_rows, encoder_rate, new_encoder
 from diti.representation.partition import Partition
 from diti.representation.weights import drawn_from
 
@@ -161,9 +161,7 @@ def model(objective: TotalCorrelationVAE, config: TrainConfig, mean: Tensor, std
 
 def check(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
     """What comes back of an image, how many dims of z are used, and what codes from the prior look like."""
-    rows = dataset.rows("valid")
-    rows = (rows if len(rows) else dataset.rows("train"))[:CHECKED_IMAGES]
-    images = to_float(dataset.pixels(rows))
+    images = to_float(dataset.pixels(checked_rows(dataset)))
     z = model.encode(images)
     decoded = model.decode(z, model.infer_noise(images, z))
     drawn = model.prior.sample(2 * SHOWN, seed=0)
