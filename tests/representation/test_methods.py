@@ -138,6 +138,12 @@ def test_it_is_probed_beside_the_floors_that_need_no_backbone(folder, tmp_path):
     assert [floor["name"] for floor in record["floors"]] == ["PCA of pixels, 12 dims", "random encoder, 12 dims"]
 
 
+def test_the_next_command_after_a_probe_is_one_that_the_model_can(folder, tmp_path, capsys):
+    words = ["probe", str(folder), "--data", DATA, "--no-floors", "--out", str(tmp_path / "probe.json")]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"encode {folder} {DATA} --out features.parquet")
+
+
 def test_what_needs_a_decoder_says_so_in_one_line(folder, image_folder, tmp_path, capsys):
     model, picture = diti.load(folder), image_folder / "a" / "00.png"
     for ability in ("decode", "infer_noise", "reconstruct", "interpolate", "manipulate"):

@@ -73,7 +73,7 @@ class Manipulate:
             calls=self.calls, seed=self.seed,
         )  # fmt: skip
         print("\n".join(lines))
-        next_command(f"diti vary {self.model} {self.image} -n 8")
+        next_command(f"diti counterfactuals {self.model} --data {self.data}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,7 @@ class Probe:
 
     def run(self) -> None:
         from diti.report.probing import ProbeOptions, probe_model
+        from diti.representation.methods import find_method
 
         options = ProbeOptions(
             protocol=self.protocol, against=self.against, floors=self.floors,
@@ -53,8 +54,13 @@ class Probe:
             few_shot=tuple(int(n) for n in numbers("--few-shot", self.few_shot)) if self.few_shot else (),
             disentanglement=self.disentanglement, reconstruct=self.reconstruct, seed=self.seed,
         )  # fmt: skip
-        probe_model(self.model, self.data, self.out, options)
-        next_command(f"diti analyze {self.model} --data {self.data} --out analysis")
+        method = find_method(probe_model(self.model, self.data, self.out, options)["method"])
+        if method.needs_backbone:
+            next_command(f"diti analyze {self.model} --data {self.data} --out analysis")
+        elif method.decodes:
+            next_command(f"diti counterfactuals {self.model} --data {self.data}")
+        else:
+            next_command(f"diti encode {self.model} {self.data} --out features.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
