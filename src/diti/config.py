@@ -123,7 +123,8 @@ class VAEConfig:
 
     def __post_init__(self) -> None:
         if min(self.mi_weight, self.tc_weight, self.dim_kl_weight) < 0 or not self.pixel_std > 0:
-            raise InputError("the weights of tcvae must be 0 or more, and pixel_std above 0")
+            given = ", ".join(f"{name} {value:g}" for name, value in dataclasses.asdict(self).items())
+            raise InputError(f"{given}: the weights of tcvae must be 0 or more, and pixel_std above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,10 @@ class GANConfig:
 
     def __post_init__(self) -> None:
         if min(self.info_weight, self.bottleneck_weight) < 0 or self.bottleneck_dim < 1:
-            raise InputError("the weights of ibgan must be 0 or more, and bottleneck_dim 1 or more")
+            raise InputError(
+                f"info_weight {self.info_weight:g}, bottleneck_weight {self.bottleneck_weight:g}, bottleneck_dim "
+                f"{self.bottleneck_dim}: the weights of ibgan must be 0 or more, and bottleneck_dim 1 or more"
+            )
         if not self.generator_channels or min(*self.generator_channels, self.discriminator_width) < 1:
             raise InputError(
                 "generator_channels of ibgan must be at least one positive width, as discriminator_width"

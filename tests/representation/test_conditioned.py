@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,20 +11,13 @@ import torch.nn.functional as F
 from diffusers import DDPMScheduler
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.unets.unet_2d import UNet2DModel
+from small_unet import RESNET_BLOCKS, SMALL, backbone, randomise
 from torch import Tensor
 
-from diti.config import BackboneConfig
 from diti.core.errors import InputError
-from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet, unet_config
+from diti.diffusion.backbone import Backbone
 from diti.representation.conditioned import ConditionedUNet, ScaleResnet, load_conditioned
 
-SMALL = BackboneConfig(size=16, unshuffle=2, channels=(16, 32), layers=1, attention=(4,), head_channels=8)
-RESNET_BLOCKS = {  # the up- and downsampling of ADM networks
-    "down_block_types": ["ResnetDownsampleBlock2D", "AttnDownBlock2D"],
-    "up_block_types": ["AttnUpBlock2D", "ResnetUpsampleBlock2D"],
-    "downsample_type": "resnet",
-    "upsample_type": "resnet",
-}
 KINDS = {
     "scale and shift": {},
     "time added": {"resnet_time_scale_shift": "default"},
@@ -33,21 +25,6 @@ KINDS = {
     "resampling blocks, time added": {**RESNET_BLOCKS, "resnet_time_scale_shift": "default"},
     "blocks scaled down": {"mid_block_scale_factor": 2.0},
 }
-
-
-def randomise(module: torch.nn.Module, seed: int) -> None:
-    """No layer may be zero, as they are before training: a wrong one must show."""
-    rng = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=rng)
-
-
-def backbone(prediction: str = "epsilon", config: BackboneConfig = SMALL, **unet: Any) -> Backbone:
-    wrapping = Wrapping(unshuffle=config.unshuffle)
-    net = assemble_unet({**unet_config(config), **unet}, wrapping, seed=1)
-    randomise(net, seed=2)
-    return Backbone(net, DDPMScheduler(prediction_type=prediction), wrapping).eval()
 
 
 def batch(dims: int = 6) -> tuple[Tensor, Tensor, Tensor]:
