@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +141,8 @@ def card(run: RunFolder, config: PretrainConfig) -> str:
     facts = read_json(run.path / "run.json")
     steps = [r for r in log if "images_per_s" in r]
     last = [r for r in log if "validation_loss" in r][-1]
-    seconds = sum(
-        (now["images"] - before) / now["images_per_s"]
-        for before, now in zip([0, *(r["images"] for r in steps)], steps, strict=False)
-    )
+    stretches = pairwise([0, *(r["images"] for r in steps)])
+    seconds = sum((now - before) / r["images_per_s"] for (before, now), r in zip(stretches, steps, strict=True))
     by_time = "\n".join(
         f"| {i / TIME_BINS:.1f} – {(i + 1) / TIME_BINS:.1f} | {loss:.4f} |"
         for i, loss in enumerate(last["validation_loss_by_time"])
