@@ -41,6 +41,7 @@ from diti.theory import (
     rank_agreement,
     reconstructor,
     spearman,
+    subset_position,
     sufficiency,
     time_grid,
 )
@@ -306,6 +307,13 @@ def test_movement_is_relative_to_the_spread_and_to_the_width():
     assert shares.tolist() == pytest.approx([2 / 3, 0, 1 / 3], abs=1e-6)
     assert mean_position(shares, partition) == pytest.approx(2 / 3 * 14.5 + 1 / 3 * 74.5, abs=1e-4)
     assert movement_shares(z, z, std, partition).tolist() == [0, 0, 0]
+
+
+def test_position_is_the_middle_of_a_segment_and_tells_subsets_of_equal_starts_apart():
+    balanced = Partition.balanced(90, 3, 6)
+    assert [subset_position(subset, balanced) for subset in range(3)] == [14.5, 44.5, 74.5]
+    matched = Partition.matched(90, 3, 6, [70, 80, 80])
+    assert [subset_position(subset, matched) for subset in range(3)] == [15, 45, 75]
 
 
 def test_rank_correlation_is_scipys_with_ties():

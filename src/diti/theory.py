@@ -216,7 +216,13 @@ def movement_shares(z_x: Tensor, z_y: Tensor, std: Tensor, partition: Partition)
 
 
 def subset_position(subset: int, partition: Partition) -> float:
-    """Mean time-step of a subset's segment."""
+    """Mean time-step of a subset's segment.
+
+    In `matched` the subset's place among the K, scaled to time: subsets may share a start, and ranks are to tell
+    them apart.
+    """
+    if partition.kind == "matched":
+        return (subset + 0.5) * partition.timesteps / partition.subsets
     start, stop = partition.time_range(subset)
     return (start + stop - 1) / 2
 

@@ -230,7 +230,7 @@ def test_conversions_round_trip(abar: float, seed: int) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9, msg=name)
 
 
-def test_eps_from_output_reads_every_prediction_type() -> None:
+def test_an_output_of_every_prediction_type_is_read() -> None:
     x0, eps = normals(2, 2, 3, 4, 4)
     a = torch.tensor([0.9, 0.2], dtype=torch.float64).reshape(2, 1, 1, 1)
     x_t = sc.q_sample(x0, eps, a)
@@ -238,6 +238,7 @@ def test_eps_from_output_reads_every_prediction_type() -> None:
     assert set(outputs) == set(sc.PREDICTION_TYPES)
     for prediction_type, output in outputs.items():
         torch.testing.assert_close(sc.eps_from_output(output, x_t, a, prediction_type), eps)
+        torch.testing.assert_close(sc.x0_from_output(output, x_t, a, prediction_type), x0)
     with pytest.raises(InputError, match="Did you mean 'epsilon'"):
         sc.eps_from_output(eps, x_t, a, "epsilom")
 

@@ -9,7 +9,9 @@ import diti
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
+from diti.representation.linear import LinearPart
 from diti.representation.model import code_statistics, load
+from diti.representation.shift import ShiftDecoder
 
 PIXELS = toyfaces.render(toyfaces.sample(5, seed=2), 16)
 
@@ -96,16 +98,40 @@ def test_the_guided_field_follows_its_definition(model):
     x, t = to_float(PIXELS), torch.full((5,), 600)
     z = model.encode(PIXELS)
     with torch.no_grad():
-        eps_theta, g = model.decoder(x, t, model.partition.mask(z, t))
+        eps_theta, _, g = model.decoder(x, t, model.partition.mask(z, t))
         betas = np.linspace(1e-4, 0.02, 1000)
         abar = np.cumprod(1 - betas)
         w = np.sqrt(1 - betas[600]) * (1 - abar[599]) / np.sqrt(1 - abar[600])
         assert torch.allclose(model.guided_eps(z)(x, t), eps_theta - w * g, atol=1e-5)
         authors = model.guided_eps(z, guidance="authors")(x, t)
         assert torch.allclose(authors, eps_theta - np.sqrt(1 - abar[600]) * g, atol=1e-5)
-        _, whole = model.decoder(x, t, z)
+        whole = model.decoder(x, t, z).g
         assert torch.allclose(model.guided_eps(z, masked=False)(x, t), eps_theta - w * whole, atol=1e-5)
         assert not torch.allclose(whole, g)
+
+
+def test_a_model_whose_decoder_is_linear_alone(model, tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    part = LinearPart(16, 5, model.dims, 2)
+    for buffer in (part.weights, part.axes.axes):
+        buffer.copy_(0.1 * torch.randn(buffer.shape, generator=rng))
+    part.times.copy_(torch.tensor([100.0, 700.0]))
+    model.decoder = ShiftDecoder(model.backbone, model.dims, "none", linear=part)
+    model.save(tmp_path / "m")
+    again = diti.load(tmp_path / "m")
+    x, z = to_float(PIXELS), model.encode(PIXELS)
+    for step in (0, 600):
+        t = torch.full((5,), step)
+        masked = model.partition.mask(z, t)
+        with torch.no_grad():
+            abar = model.schedule.alpha_bar[step]
+            change = part(model.backbone.x0(x, t), t, masked)
+            expected = model.backbone.eps(x, t) - (abar / (1 - abar)).sqrt().float() * change
+            assert torch.allclose(model.guided_eps(z)(x, t), expected, atol=1e-4)
+            assert torch.equal(again.guided_eps(z)(x, t), model.guided_eps(z)(x, t))
+        assert change.std() > 1e-3
+    assert torch.equal(again.decode(z, x, calls=3), model.decode(z, x, calls=3))
+    assert again.to("meta").decoder.linear.weights.is_meta, "it moves with the model"
 
 
 def test_statistics_of_z_against_numpy():

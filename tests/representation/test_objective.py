@@ -6,7 +6,9 @@ from diti.config import TrainingConfig
 from diti.core.loop import make_accelerator, train
 from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder
-from diti.representation.objectives.diti import Reconstruction, draw_time, time_chances
+from diti.diffusion.pretrain import denoising_loss
+from diti.representation import checks
+from diti.representation.objectives.diti import Reconstruction, draw_time, reconstruction_loss, time_chances
 from diti.representation.partition import Partition
 
 IMAGES = torch.rand(6, 3, 16, 16, generator=torch_generator(0, "images")) * 2 - 1
@@ -30,7 +32,7 @@ def slow_losses(model, partition, images, draws) -> list[float]:
             owner = next(s for s in range(partition.subsets) if dim in partition.dims_of(s))
             if owner > step * partition.subsets // 1000:
                 z[dim] = 0.0
-        eps, g = model.decoder(x_t[None], t[i : i + 1], z[None])
+        eps, _, g = model.decoder(x_t[None], t[i : i + 1], z[None])
         x0 = (x_t - np.sqrt(1 - abar[step]) * eps[0]) / np.sqrt(abar[step])
         w = np.sqrt(alphas[step] / abar[step]) * (1 - before)
         weight = snr**0.1 / (1 + snr) * snr
@@ -84,6 +86,29 @@ def test_the_frozen_model_gets_no_gradient_and_stays_in_inference_mode(model):
     assert not model.backbone.training and all(p.grad is None for p in model.backbone.parameters())
     assert all(torch.equal(v, before[k]) for k, v in model.backbone.state_dict().items())
     assert all(p.grad is not None for p in objective.parameters() if p.requires_grad)
+
+
+def test_loss_curves_are_those_losses_from_one_run_of_the_frozen_network(model, monkeypatch):
+    t, noise = torch.tensor([0, 10, 200, 500, 800, 999]), DRAWS.normal("noise", (3, 16, 16))
+    monkeypatch.setattr(checks, "fixed_batches", lambda *_: [(IMAGES, t, noise)])
+    calls: list[int] = []
+    model.backbone.unet.conv_in.register_forward_hook(lambda *_: calls.append(1))
+    model.encoder.eval()
+    found = checks.loss_curves(model.encoder, model.decoder.eval(), model.partition, None)
+    assert len(calls) == 1
+    with torch.no_grad():
+        z = model.encoder(IMAGES)
+        for code, losses in ((z, found.with_z), (z.roll(1, 0), found.shuffled)):
+            expected = reconstruction_loss(model.decoder, IMAGES, t, noise, model.partition.mask(code, t))
+            assert np.allclose(losses, expected, rtol=1e-6)
+        assert np.allclose(found.frozen, weighted(denoising_loss(model.backbone, IMAGES, t, noise), t), rtol=1e-4)
+    assert not np.allclose(found.with_z, found.frozen, rtol=1e-4)
+
+
+def weighted(losses, t) -> np.ndarray:
+    """λ_t of the ε form times each loss."""
+    abar = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))[t]
+    return (abar / (1 - abar)) ** 0.1 * (1 - abar) * losses.numpy()
 
 
 def test_time_steps_by_loss_keep_the_expected_loss():

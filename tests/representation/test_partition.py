@@ -32,8 +32,17 @@ def parity(name: str) -> Path:
 
 
 @st.composite
-def partitions(draw: st.DrawFn) -> Partition:
-    kind = draw(st.sampled_from(module.KINDS))
+def matched(draw: st.DrawFn) -> Partition:
+    timesteps, dims = draw(st.integers(1, 80) | st.just(1000)), draw(st.integers(1, 90))
+    subsets = draw(st.integers(1, min(timesteps, dims)))
+    starts = sorted(draw(st.lists(st.integers(0, timesteps - 1), min_size=subsets, max_size=subsets)))
+    return make_partition("matched", timesteps, subsets, dims, starts=starts)
+
+
+@st.composite
+def segmented(draw: st.DrawFn) -> Partition:
+    """Of every kind whose time-steps are cut in equal segments."""
+    kind = draw(st.sampled_from([kind for kind in module.KINDS if kind != "matched"]))
     if kind == "staged":
         return Partition.staged(1000, draw(st.integers(1, 300)), 512)
     timesteps, dims = draw(st.integers(1, 80) | st.just(1000)), draw(st.integers(1, 90))
@@ -52,6 +61,9 @@ def partitions(draw: st.DrawFn) -> Partition:
     return make_partition(kind, timesteps, subsets, dims, **parameters)
 
 
+partitions = segmented() | matched()
+
+
 def widths_of(partition: Partition) -> list[int]:
     return [len(partition.dims_of(subset)) for subset in range(partition.subsets)]
 
@@ -62,14 +74,19 @@ def slow_subset(t: int, timesteps: int, subsets: int) -> int:
     return next(i for i in range(subsets) if i * length <= t < (i + 1) * length)
 
 
+def slow_owners(partition: Partition) -> list[int]:
+    """(D,) the subset of each dim, by search."""
+    return [next(i for i, end in enumerate(partition.ends) if dim < end) for dim in range(partition.dims)]
+
+
 def slow_masks(partition: Partition, t: int) -> tuple[list[bool], list[bool], list[bool]]:
     """visible, own and preceding dim by dim."""
     current = slow_subset(t, partition.timesteps, partition.subsets)
-    owners = [next(i for i, end in enumerate(partition.ends) if dim < end) for dim in range(partition.dims)]
+    owners = slow_owners(partition)
     return [o <= current for o in owners], [o == current for o in owners], [o < current for o in owners]
 
 
-@given(partitions())
+@given(segmented())
 @brisk
 def test_every_dim_is_owned_once_and_every_step_has_one_subset(partition: Partition) -> None:
     owned = [dim for subset in range(partition.subsets) for dim in partition.dims_of(subset)]
@@ -87,7 +104,7 @@ def test_every_dim_is_owned_once_and_every_step_has_one_subset(partition: Partit
     assert steps == list(range(partition.timesteps))
 
 
-@given(partitions(), st.data())
+@given(segmented(), st.data())
 @brisk
 def test_masks_equal_the_slow_loop(partition: Partition, data: st.DataObject) -> None:
     steps = data.draw(st.lists(st.integers(0, partition.timesteps - 1), min_size=1, max_size=6))
@@ -100,7 +117,7 @@ def test_masks_equal_the_slow_loop(partition: Partition, data: st.DataObject) ->
         assert masks(steps[0]).tolist() == expected[0][which]
 
 
-@given(partitions())
+@given(partitions)
 @brisk
 def test_masks_grow_with_time_and_end_full(partition: Partition) -> None:
     t = torch.arange(partition.timesteps)
@@ -119,7 +136,7 @@ def test_every_number_of_subsets_up_to_the_dims_works(kind: str) -> None:
         assert (sum(widths_of(partition)), min(widths_of(partition)) >= 1) == (48, True)
 
 
-@given(partitions())
+@given(partitions)
 @brisk
 def test_json_round_trip(partition: Partition) -> None:
     again = Partition.from_json(json.loads(json.dumps(partition.to_json())))
@@ -251,7 +268,7 @@ def test_apportion_gives_what_is_left_to_the_largest_remainders() -> None:
     assert apportion(10, [13, 37, 50], [1, 1, 1]) == [1, 4, 5]  # 1.3 3.7 5
 
 
-@given(partitions(), st.integers(0, 2**31))
+@given(partitions, st.integers(0, 2**31))
 @settings(deadline=None, max_examples=40)
 def test_detach_keeps_values_and_stops_the_gradient_of_preceding_dims(partition: Partition, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
@@ -278,6 +295,12 @@ def test_one_time_step_serves_a_whole_batch() -> None:
     assert partition.mask(z[:0], torch.zeros(0, dtype=torch.int64)).shape == (0, 10)
 
 
+def test_what_a_caller_does_to_a_subset_leaves_the_partition_alone() -> None:
+    partition = Partition.balanced(10, 5, 10)
+    partition.subset_of(torch.tensor(4)).add_(1)
+    assert partition.subset_of(torch.tensor(4)) == 2
+
+
 def test_hidden_dims_are_zero_whatever_they_held_and_on_the_device_of_the_code() -> None:
     z = torch.tensor([[1.0, torch.nan, torch.inf]])
     partition = Partition.balanced(3, 3, 3)
@@ -295,7 +318,7 @@ def test_masks_first_used_without_gradients_serve_training_too() -> None:
     assert z.grad is not None and z.grad.sum(1).tolist() == [4.0, 4.0]
 
 
-@given(partitions())
+@given(segmented())
 @brisk
 def test_thirds_hold_each_subset_by_the_start_of_its_segment(partition: Partition) -> None:
     thirds: dict[str, set[int]] = {"early": set(), "middle": set(), "late": set()}
@@ -306,6 +329,7 @@ def test_thirds_hold_each_subset_by_the_start_of_its_segment(partition: Partitio
     for name, subsets in thirds.items():
         with nullcontext() if subsets else pytest.raises(InputError, match="names no subset"):
             assert partition.group(name) == subsets
+        assert all(partition.third(subset) == name for subset in subsets)
 
 
 def test_groups_at_the_authors_size() -> None:
@@ -351,6 +375,110 @@ def test_description() -> None:
     ]
 
 
+# ---- Starts that were measured ------------------------------------------------------------------------------
+
+
+def slow_matched_masks(partition: Partition, t: int) -> tuple[list[bool], list[bool], list[bool]]:
+    """visible, own and preceding dim by dim, from the starts of the record."""
+    starts = partition.to_json()["parameters"]["starts"]
+    latest = max((start for start in starts if start <= t), default=None)
+    of_dims = [starts[owner] for owner in slow_owners(partition)]
+    visible, own = [start <= t for start in of_dims], [start == latest for start in of_dims]
+    return visible, own, [seen and not mine for seen, mine in zip(visible, own, strict=True)]
+
+
+@given(matched(), st.data())
+@brisk
+def test_matched_masks_equal_the_slow_loop(partition: Partition, data: st.DataObject) -> None:
+    steps = data.draw(st.lists(st.integers(0, partition.timesteps - 1), min_size=1, max_size=6))
+    starts = partition.to_json()["parameters"]["starts"]
+    current = [max((i for i, start in enumerate(starts) if start <= t), default=-1) for t in steps]
+    assert partition.subset_of(torch.tensor(steps)).tolist() == current
+    assert [partition.subset_of(t) for t in steps] == current
+    expected = [slow_matched_masks(partition, t) for t in steps]
+    for which, masks in enumerate((partition.visible, partition.own, partition.preceding)):
+        assert masks(torch.tensor(steps)).tolist() == [row[which] for row in expected]
+        assert masks(steps[0]).tolist() == expected[0][which]
+
+
+@given(matched())
+@brisk
+def test_matched_widths_are_equal_and_a_range_ends_where_the_next_subset_starts(partition: Partition) -> None:
+    starts, last = partition.to_json()["parameters"]["starts"], partition.timesteps
+    assert partition.ends == Partition.balanced(last, partition.subsets, partition.dims).ends
+    for subset, start in enumerate(starts):
+        assert partition.time_range(subset) == (start, min([later for later in starts if later > start] + [last]))
+
+
+def test_matched_by_hand() -> None:
+    partition = Partition.matched(10, 4, 5, [2, 5, 5, 9])
+    assert partition.ends == (1, 2, 3, 5)
+    assert [partition.subset_of(t) for t in range(10)] == [-1, -1, 0, 0, 0, 2, 2, 2, 2, 3]
+    assert [partition.time_range(subset) for subset in range(4)] == [(2, 5), (5, 9), (5, 9), (9, 10)]
+    assert partition.visible(torch.tensor([1, 2, 5, 9])).int().tolist() == [
+        [0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]
+    ]  # fmt: skip
+    assert partition.own(5).tolist() == [False, True, True, False, False]
+    assert partition.preceding(5).tolist() == [True, False, False, False, False]
+    assert partition.feature_names() == ["z000_t0002", "z001_t0005", "z002_t0005", "z003_t0009", "z004_t0009"]
+
+
+def test_before_the_first_start_the_code_is_hidden_and_learns_nothing() -> None:
+    z = torch.ones(1, 4, requires_grad=True)
+    for detach in (False, True):
+        masked = Partition.matched(10, 2, 4, [3, 8]).mask(z, torch.tensor([2]), detach=detach)
+        assert masked.tolist() == [[0.0] * 4]
+        assert torch.autograd.grad(masked.sum(), z)[0].tolist() == [[0.0] * 4]
+
+
+def test_matched_where_all_start_at_once_is_never_masked_like_single() -> None:
+    together, single = Partition.matched(10, 3, 7, [0, 0, 0]), Partition.single(10, 7)
+    t = torch.arange(10)
+    for name in ("visible", "own", "preceding"):
+        assert torch.equal(getattr(together, name)(t), getattr(single, name)(t))
+    assert together.subset_of(0) == 2
+
+
+def test_matched_with_equal_segments_masks_like_balanced() -> None:
+    balanced, t = Partition.balanced(1000, 30, 64), torch.arange(1000)
+    partition = Partition.matched(1000, 30, 64, module.segment_bounds(1000, 30)[:-1])
+    assert torch.equal(partition.visible(t), balanced.visible(t))
+    assert torch.equal(partition.own(t), balanced.own(t))
+
+
+@pytest.mark.parametrize(
+    ("subsets", "thirds"),
+    [
+        (6, [[0, 1], [2, 3], [4, 5]]),
+        (7, [[0, 1, 2], [3, 4], [5, 6]]),
+        (4, [[0, 1], [2], [3]]),
+        (2, [[0], [1], []]),
+    ],
+)
+def test_matched_thirds_count_subsets_whatever_their_starts(subsets: int, thirds: list[list[int]]) -> None:
+    partition = Partition.matched(1000, subsets, 8, [900] * subsets)
+    for name, members in zip(module.THIRDS, thirds, strict=True):
+        with nullcontext() if members else pytest.raises(InputError, match="names no subset"):
+            assert partition.group(name) == set(members)
+        assert [i for i in range(subsets) if partition.third(i) == name] == members
+
+
+def test_matched_description() -> None:
+    assert Partition.matched(1000, 2, 8, [300, 300]).describe().splitlines() == [
+        "matched: 8 dims in 2 subsets over 1000 time-steps",
+        "  subset   0  dims       0-3 (4)  visible from t 300",
+        "  subset   1  dims       4-7 (4)  visible from t 300",
+    ]
+
+
+def test_matched_record_holds_the_starts() -> None:
+    record = make_partition("matched", 10, 2, 4, starts=(np.int64(3), 8)).to_json()
+    assert json.loads(json.dumps(record)) == {
+        "kind": "matched", "timesteps": 10, "subsets": 2, "dims": 4, "ends": [2, 4],
+        "parameters": {"starts": [3, 8]},
+    }  # fmt: skip
+
+
 # ---- Errors -------------------------------------------------------------------------------------------------
 
 BALANCED = Partition.balanced(10, 5, 10)
@@ -369,6 +497,7 @@ BALANCED = Partition.balanced(10, 5, 10)
         ("staged", 500, 16, 512, "use staged-even"),
         ("adaptive", 10, 2, 4, "needs loss_by_time"),
         ("custom", 10, 2, 4, "needs stages and dims_per_stage, or ends alone"),
+        ("matched", 10, 2, 4, "a matched partition needs starts, the time-step from which each subset is visible"),
     ],
 )
 def test_bad_sizes(kind: str, timesteps: Any, subsets: Any, dims: Any, message: str) -> None:
@@ -395,11 +524,22 @@ def test_bad_sizes(kind: str, timesteps: Any, subsets: Any, dims: Any, message: 
         *(("adaptive", {"loss_by_time": x}, "finite numbers >= 0") for x in ([1, -0.1], [1, float("nan")], [[1]])),
         *(("adaptive", {"loss_by_time": x}, "not all 0") for x in ([0.0, 0.0], [])),
         *(("adaptive", {"loss_by_time": x}, "must be a list of numbers, got") for x in ("abc", None)),
+        ("matched", {"start": [0, 1]}, "a matched partition has no parameter 'start'; .* Did you mean 'starts'"),
+        ("matched", {"starts": None}, "starts must be a list of whole numbers, got None"),
+        ("matched", {"starts": [0, 1, 2]}, "starts has 3 numbers for 2 subsets; give one per subset"),
+        ("matched", {"starts": [3, 2]}, r"starts must not fall, got \[3, 2\]; order the subsets"),
+        ("matched", {"starts": [0, 10]}, "starts must be a whole number of at least 0 and below 10, got 10"),
+        *(("matched", {"starts": [x, 5]}, "each number of starts must be a whole number") for x in (-1, 0.5, "0")),
     ],
 )
 def test_bad_parameters(kind: str, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_partition(kind, 10, 2, 4, **parameters)
+
+
+def test_matched_needs_a_dim_for_each_subset() -> None:
+    with pytest.raises(InputError, match="matched gives every subset a dim, 5 subsets do not fit in 4 dims"):
+        Partition.matched(10, 5, 4, [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("t", [-1, 10, 2.0, True, torch.tensor([0, 10]), torch.tensor([-1]), torch.tensor([1.0])])
@@ -410,7 +550,7 @@ def test_time_steps_outside_the_schedule(t: Any) -> None:
 
 @pytest.mark.parametrize("subset", [-1, 5])
 def test_subsets_outside_the_partition(subset: int) -> None:
-    for query in (BALANCED.dims_of, BALANCED.time_range):
+    for query in (BALANCED.dims_of, BALANCED.time_range, BALANCED.third):
         with pytest.raises(InputError, match="subset must be a whole number of at least 0 and below 5"):
             query(subset)
 
@@ -439,6 +579,9 @@ def test_codes_that_do_not_fit(z: torch.Tensor, t: Any) -> None:
         ({"parameters": [1]}, "must be a mapping, got list"),
         ({"kind": "custom", "parameters": {"ends": [10]}}, "no parameter 'ends'"),
         ({"kind": "adaptive", "parameters": {"loss_by_time": [-1]}}, "finite numbers >= 0"),
+        ({"kind": "matched"}, "starts has 0 numbers for 5 subsets"),
+        ({"kind": "matched", "parameters": {"starts": [0, 1, 2, 3, 10]}}, "below 10, got 10"),
+        ({"kind": "matched", "parameters": {"starts": [0, 1, 2, 4, 3]}}, "starts must not fall"),
     ],
 )
 def test_bad_json(changes: dict[str, Any], message: str) -> None:

@@ -36,8 +36,7 @@ from diti.diffusion.schedule import (
     Schedule,
     eps_from_output,
     gather,
-    x0_from_eps,
-    x0_from_v,
+    x0_from_output,
 )
 
 IMAGE_CHANNELS = 3
@@ -110,11 +109,8 @@ class Backbone(nn.Module):
 
     def x0(self, x: Tensor, t: Tensor) -> Tensor:
         """(B,3,H,W) u_θ of the paper: the clean image that the network sees in x_t."""
-        output = self(x, t)
-        if self.prediction_type == "sample":
-            return output
-        invert = x0_from_v if self.prediction_type == "v_prediction" else x0_from_eps
-        return invert(output, x, gather(self.schedule.alpha_bar, t, x))
+        abar_t = gather(self.schedule.alpha_bar, t, x)
+        return x0_from_output(self(x, t), x, abar_t, self.prediction_type)
 
     def digest(self) -> str:
         """Hex digest of every weight: whether two backbones are the same, wherever they lie."""

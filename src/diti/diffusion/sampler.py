@@ -49,10 +49,10 @@ def timesteps(schedule: Schedule, calls: int, spacing: str = "mixed") -> list[in
     to 0..1. For round trips with the second-order solver, logsnr is best on a Gaussian, mixed on most mixtures.
     Where the terminal SNR is zero the list starts one step lower: pure noise holds no trace of x0.
     """
-    last = _usable(schedule) - 1
+    scale = time_scale(schedule, spacing)
+    last = len(scale) - 1
     if not 1 <= calls <= last + 1:
         raise InputError(f"calls is {calls}; this schedule allows 1 to {last + 1} network calls")
-    scale = _scale(schedule, spacing, last)  # (last + 1,) increasing from 0 to 1
     even = np.linspace(1, 0, calls)[::-1]
     order = np.arange(calls)
     rounded = np.interp(even, scale, np.arange(last + 1)).round().astype(int)
@@ -67,8 +67,9 @@ def _usable(schedule: Schedule) -> int:
     return int((schedule.alpha_bar > 0).sum())
 
 
-def _scale(schedule: Schedule, spacing: str, last: int) -> np.ndarray:
-    """Position of each time-step 0..last on the axis that is cut evenly, from 0 to 1."""
+def time_scale(schedule: Schedule, spacing: str = "mixed") -> np.ndarray:
+    """Position of each time-step that tells x0 on the axis that is cut evenly, rising from 0 to 1."""
+    last = _usable(schedule) - 1
     if spacing not in SPACINGS:
         hint = nearest(spacing, SPACINGS)
         raise InputError(f"spacing is {spacing!r}; allowed: {', '.join(SPACINGS)}.{hint}")

@@ -239,6 +239,14 @@ def eps_from_output(output: Tensor, x_t: Tensor, abar_t: Tensor, prediction_type
     raise InputError(f"prediction_type is {prediction_type!r}; allowed: {allowed}.{hint}")
 
 
+def x0_from_output(output: Tensor, x_t: Tensor, abar_t: Tensor, prediction_type: str) -> Tensor:
+    """The clean image that the same output stands for; only "epsilon" needs abar_t > 0."""
+    if prediction_type == "sample":
+        return output
+    invert = x0_from_v if prediction_type == "v_prediction" else x0_from_eps
+    return invert(output, x_t, abar_t)
+
+
 # ---- Losses, one number per image -------------------------------------------------------------------------
 
 

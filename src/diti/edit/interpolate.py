@@ -28,7 +28,7 @@ from diti.edit.pictures import (
 )
 from diti.representation.decoding import DecodingModel
 from diti.representation.inputs import Images, as_batch
-from diti.representation.partition import THIRDS, Partition, third_of
+from diti.representation.partition import THIRDS, Partition
 
 DIRECTIONS = ("a_to_b", "b_to_a")  # the complement of the subset is fixed to A; to B
 NOISES = ("slerp", "keep", "random")  # x_T goes along the sphere; stays that of the start; is drawn anew
@@ -182,7 +182,7 @@ def cut_of(model: DecodingModel, given: Partition | None) -> tuple[Partition, li
 def chosen_dims(partition: Partition, subset: str) -> Tensor:
     """(D,) True at the dims of the named subsets; where they own none, an InputError lists those that do."""
     filled = [i for i in range(partition.subsets) if partition.dims_of(i)]
-    thirds = [third_of(partition.time_range(i)[0], partition.timesteps) for i in filled]
+    thirds = [partition.third(i) for i in filled]
     nowhere = subset in THIRDS and subset not in thirds
     if nowhere or not partition.group(subset) & set(filled):
         names = [name for name in THIRDS if name in thirds]

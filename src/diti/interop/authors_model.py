@@ -136,7 +136,7 @@ def convert_decoder(config: Mapping[str, Any], state: Mapping[str, Tensor], size
     shape = unet_shape(config)
     layers = [Layer("label_emb", "embed_z"), *up_layers(shape, "shift_")]
     source = "the authors' decoder"
-    decoder.load_decoder_state(translate(decoder.path, layers, own, shape.split_qkv, source), source)
+    decoder.load_decoder_state(translate(decoder.own, layers, own, shape.split_qkv, source), source)
     return decoder.eval()
 
 

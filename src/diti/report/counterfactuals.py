@@ -44,7 +44,7 @@ from diti.probe.scores import average_precision
 from diti.report.counterfactual_pictures import save_pushes, save_swaps, save_ways
 from diti.representation.decoding import DecodingModel, load_with_decoder
 from diti.representation.features import encode_dataset, encoder_hash
-from diti.representation.partition import THIRDS, Partition, third_of
+from diti.representation.partition import THIRDS, Partition
 
 MOST_DIMS = 32  # d' unless given: of the authors' 512; for short codes a quarter
 SHOWN = 6  # attributes of figure 2a
@@ -324,7 +324,7 @@ def most_different(labels: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
 def groups_with_dims(partition: Partition) -> list[str]:
     """Those of early, middle and late that own dims."""
     filled = [i for i in range(partition.subsets) if partition.dims_of(i)]
-    owned = {third_of(partition.time_range(i)[0], partition.timesteps) for i in filled}
+    owned = {partition.third(i) for i in filled}
     return [third for third in THIRDS if third in owned]
 
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from diti.core.images import grid, save_figure, save_picture, to_float, to_uint8
 from diti.core.loop import TIME_BINS, loss_by_time
 from diti.data.prepared import Dataset
-from diti.diffusion.schedule import gather, lambda_eps, q_sample, reconstruction_loss_eps, w_eps
+from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
 from diti.diffusion.validation import IMAGES, fixed_batches
 from diti.representation.decoding import DecodingModel
 from diti.representation.partition import Partition
-from diti.representation.shift import ShiftDecoder
+from diti.representation.shift import Prediction, ShiftDecoder, weighted_loss
 
 SHOWN = 8  # faces in the picture of reconstructions
 
@@ -64,12 +64,13 @@ def loss_curves(
         w_t, lam_t = gather(w_eps(schedule), t, pixels), gather(lambda_eps(schedule), t, pixels)
         x_t = q_sample(pixels, noise, gather(schedule.alpha_bar, t, pixels))
         z = encoder(pixels)
-        eps_theta, g = decoder(x_t, t, partition.mask(z, t))
-        _, g_shuffled = decoder(x_t, t, partition.mask(z.roll(1, 0), t))
-        losses = [
-            reconstruction_loss_eps(noise, eps_theta, shift, w_t, lam_t)
-            for shift in (torch.zeros_like(g), g, g_shuffled)
-        ]
+        frozen_model = decoder.frozen(x_t, t)
+        predictions = (
+            Prediction(frozen_model.eps),
+            decoder.respond(frozen_model, t, partition.mask(z, t)),
+            decoder.respond(frozen_model, t, partition.mask(z.roll(1, 0), t)),
+        )
+        losses = [weighted_loss(noise, prediction, w_t, lam_t) for prediction in predictions]
         found.append((*losses, t / partition.timesteps))
     frozen, with_z, shuffled, share = (torch.cat(column).double().cpu() for column in zip(*found, strict=True))
     return LossCurves(frozen, with_z, shuffled, share)

@@ -128,7 +128,7 @@ class DiTi(DiffusionModel):
         guidance: Literal["trained", "authors"] = "trained",
         stop_below: int = 0,
     ) -> EpsFn:
-        """ε(x, t) = ε_θ - w_t g(z_t, t, x).
+        """ε(x, t) = ε_θ - w_t g(z_t, t, x), and the decoder's linear part where it has one.
 
         masked: z is masked by the subset of the current t, as in training. guidance: w_t as in training, or the
         authors' sampler's √(1 - ᾱ_t); they differ at the lowest t only. stop_below: ε_θ alone at t below it.
@@ -139,8 +139,7 @@ class DiTi(DiffusionModel):
         def eps(x: Tensor, t: Tensor) -> Tensor:
             if int(t[0]) < stop_below:  # a batch shares one t
                 return self.backbone.eps(x, t)
-            eps_theta, g = self.decoder(x, t, self.partition.mask(z, t) if masked else z)
-            return eps_theta - gather(table, t, x) * g
+            return self.decoder(x, t, self.partition.mask(z, t) if masked else z).eps(gather(table, t, x))
 
         return eps
 

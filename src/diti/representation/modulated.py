@@ -5,7 +5,7 @@ Letters: B images, E width of the time embedding, Z width of what is told about 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from diffusers.models.attention_processor import Attention
@@ -18,13 +18,17 @@ from diti.diffusion.backbone import Backbone, check_unet_config
 STARTS = ("copy", "random")
 
 
-def check_decoder(backbone: Backbone, dims: int, start: str) -> None:
-    """InputError for a code or a start that no decoder has, or a backbone that none can be made of."""
+def check_decoder(backbone: Backbone, dims: int, start: str, starts: Sequence[str] = STARTS) -> None:
+    """InputError for a code or a start that no decoder has, or a backbone that none can be made of.
+
+    With start "none" no block of the backbone is taken over, so that any backbone will do.
+    """
     if not isinstance(dims, int) or dims < 1:
         raise InputError(f"the code has {dims!r} dims; a decoder needs a whole number of at least 1")
-    if start not in STARTS:
-        raise InputError(f"start is {start!r}; allowed: {', '.join(STARTS)}")
-    check_unet_config(backbone.unet.config, backbone.wrapping)
+    if start not in starts:
+        raise InputError(f"start is {start!r}; allowed: {', '.join(starts)}")
+    if start != "none":
+        check_unet_config(backbone.unet.config, backbone.wrapping)
 
 
 class ModulatedResnet(nn.Module):

@@ -1,8 +1,9 @@
-"""The code z cut in K subsets, one per equal segment of the T time-steps: the only source of masks (section 4.2).
+"""The code z cut in K subsets, each visible from a time-step on: the only source of masks (section 4.2).
 
-Time-steps here count t = 0 .. T-1 (the paper counts 1 .. T). Time-step t belongs to subset floor(t K / T), which
-is the authors' map in exact arithmetic; theirs divides floats, which agrees at every K they use but errs by one
-step at a segment's start for some others (T = 1000, K = 30). Subset i owns the dims ends[i-1] .. ends[i] - 1.
+Time-steps here count t = 0 .. T-1 (the paper counts 1 .. T). Subset i owns the dims ends[i-1] .. ends[i] - 1 and
+is visible from the start of the i-th of K equal segments on, so that time-step t belongs to subset floor(t K / T).
+This is the authors' map in exact arithmetic; theirs divides floats, which agrees at every K they use but errs by
+one step at a segment's start for some others (T = 1000, K = 30). Only `matched` has starts of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ PARAMETERS: dict[str, tuple[str, ...]] = {  # kind → what it takes besides T, 
     "staged-even": (),
     "custom": ("stages", "dims_per_stage", "ends"),
     "adaptive": ("loss_by_time",),
+    "matched": ("starts",),
+}
+_MEASURED = {  # what was measured for a kind, which it cannot be made without
+    "adaptive": "an adaptive partition needs loss_by_time, the loss measured per time-step; give it",
+    "matched": "a matched partition needs starts, the time-step from which each subset is visible; give one each",
 }
 KINDS = tuple(PARAMETERS)
 DEFAULT_KIND = "staged-even"
@@ -44,7 +50,8 @@ _JSON_KEYS = ("kind", "timesteps", "subsets", "dims", "ends", "parameters")
 class Partition:
     """Which dims of z the decoder may read at which time-step.
 
-    `ends` is the record that everything follows from; `kind` and `parameters` say how it came about.
+    `ends` is the record that everything follows from, in `matched` together with the starts, which are among its
+    `parameters`; `kind` and `parameters` otherwise say how it came about.
     """
 
     kind: str
@@ -60,6 +67,8 @@ class Partition:
             raise InputError(f"the ends of the subsets must not fall, got {list(self.ends)}; sort them")
         if self.ends[-1] != self.dims:
             raise InputError(f"the last subset ends at {self.ends[-1]}, the code at {self.dims}; make them equal")
+        if self.kind == "matched":
+            _check_starts(dict(self.parameters).get("starts", ()), self.timesteps, self.subsets)
 
     @classmethod
     def single(cls, timesteps: int, dims: int) -> Partition:
@@ -128,8 +137,7 @@ class Partition:
         timesteps, subsets, dims = _sizes(timesteps, subsets, dims)
         if ends is not None and stages is None and dims_per_stage is None:
             own = _whole_numbers("ends", ends)
-            if len(own) != subsets:
-                raise InputError(f"ends has {len(own)} numbers for {subsets} subsets; give one per subset")
+            _check_count("ends", own, subsets)
             return cls("custom", timesteps, dims, own)
         if ends is not None or stages is None or dims_per_stage is None:
             raise InputError("a custom partition needs stages and dims_per_stage, or ends alone")
@@ -150,6 +158,16 @@ class Partition:
         widths = apportion(dims, loss_per_segment(curve, timesteps, subsets), [1] * subsets)
         return cls("adaptive", timesteps, dims, tuple(itertools.accumulate(widths)), (("loss_by_time", curve),))
 
+    @classmethod
+    def matched(cls, timesteps: int, subsets: int, dims: int, starts: Sequence[int]) -> Partition:
+        """Equal widths as in `balanced`, subset i visible from the measured time-step starts[i] on.
+
+        Starts may be equal; before the first one nothing is visible.
+        """
+        timesteps, subsets, dims = _sizes(timesteps, subsets, dims, fill="matched")
+        parameters = (("starts", _whole_numbers("starts", starts)),)
+        return cls("matched", timesteps, dims, tuple(even_ends([(subsets, dims)])), parameters)
+
     @property
     def subsets(self) -> int:
         """K."""
@@ -160,14 +178,17 @@ class Partition:
     @overload
     def subset_of(self, t: Tensor) -> Tensor: ...
     def subset_of(self, t: int | Tensor) -> int | Tensor:
-        """Subset floor(t K / T) of time-step t = 0 .. T-1: an int for an int, an int64 tensor for a tensor."""
+        """The last subset visible at time-step t = 0 .. T-1: an int for an int, an int64 tensor for a tensor.
+
+        It is -1, no subset, before the first start of a `matched` partition: nothing is visible yet.
+        """
         if not isinstance(t, Tensor):
-            return _whole("time-step", t, 0, self.timesteps) * self.subsets // self.timesteps
+            return self._subset_at[_whole("time-step", t, 0, self.timesteps)]
         if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
             raise InputError(f"time-steps must be whole numbers, got a tensor of {t.dtype}; use int64")
         for extreme in t.aminmax() if t.numel() else ():
             _whole("time-step", int(extreme), 0, self.timesteps)
-        return torch.div(t.long() * self.subsets, self.timesteps, rounding_mode="floor")
+        return self._tables(t.device)[0].take(t.long())  # a copy: indexing by one t would give a view of the table
 
     def dims_of(self, subset: int) -> range:
         """The dims that a subset owns; empty for an empty subset."""
@@ -175,20 +196,20 @@ class Partition:
         return range(self.ends[subset - 1] if subset else 0, self.ends[subset])
 
     def time_range(self, subset: int) -> tuple[int, int]:
-        """First time-step of the subset's segment, and the one after its last."""
-        subset = _whole("subset", subset, 0, self.subsets)
-        return self._bounds[subset], self._bounds[subset + 1]
+        """First time-step at which the subset is visible, and the next one at which another joins it, or T."""
+        start = self._bounds[_whole("subset", subset, 0, self.subsets)]
+        return start, self._bounds[bisect.bisect_right(self._bounds, start)]
 
     def visible(self, t: int | Tensor, device: torch.device | None = None) -> Tensor:
         """True where a dim belongs to the subset of t or to an earlier one: (D,) for an int, (B, D) for (B,)."""
         return self._against(t, device, torch.le)
 
     def own(self, t: int | Tensor, device: torch.device | None = None) -> Tensor:
-        """True where a dim belongs to the very subset of t."""
+        """True where a dim belongs to the very subset of t, or to one with the same start."""
         return self._against(t, device, torch.eq)
 
     def preceding(self, t: int | Tensor, device: torch.device | None = None) -> Tensor:
-        """True where a dim belongs to a subset before that of t: visible without own."""
+        """True where a dim belongs to a subset that starts before that of t: visible without own."""
         return self._against(t, device, torch.lt)
 
     def mask(self, z: Tensor, t: int | Tensor, detach: bool = False) -> Tensor:
@@ -206,31 +227,57 @@ class Partition:
 
     def _against(self, t: int | Tensor, device: torch.device | None, compare: Callable[..., Tensor]) -> Tensor:
         current = torch.as_tensor(self.subset_of(t), device=device)  # () or (B,)
-        if current.device not in self._owner_on:
-            self._owner_on[current.device] = torch.tensor(self._owner, device=current.device)
-        return compare(self._owner_on[current.device], current[..., None])
+        return compare(self._tables(current.device)[1], current[..., None])
+
+    def _tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(T,) the subset of each time-step, and (D,) that of each dim's start: every mask compares the two.
+
+        Subsets with equal starts so count as the last of them.
+        """
+        if device not in self._tables_on:
+            of_dims = [self._subset_at[self._bounds[subset]] for subset in self._owner]
+            found = torch.tensor(self._subset_at, device=device), torch.tensor(of_dims, device=device)
+            self._tables_on[device] = found
+        return self._tables_on[device]
 
     @cached_property
-    def _owner(self) -> list[int]:
-        """(D,) the subset that owns each dim: every mask is a comparison with it."""
-        return [subset for subset in range(self.subsets) for _ in self.dims_of(subset)]
-
-    @cached_property
-    def _owner_on(self) -> dict[torch.device, Tensor]:
+    def _tables_on(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
         return {}
 
     @cached_property
+    def _owner(self) -> list[int]:
+        """(D,) the subset that owns each dim."""
+        return [subset for subset in range(self.subsets) for _ in self.dims_of(subset)]
+
+    @cached_property
+    def _subset_at(self) -> list[int]:
+        """(T,) the last subset that has started at each time-step, -1 where none has."""
+        return [bisect.bisect_right(self._bounds, t) - 1 for t in range(self.timesteps)]
+
+    @cached_property
     def _bounds(self) -> list[int]:
+        """(K+1,) the time-step from which each subset is visible, then T: all masks and times follow."""
+        if self.kind == "matched":
+            return [*map(int, dict(self.parameters)["starts"]), self.timesteps]
         return segment_bounds(self.timesteps, self.subsets)
 
     def group(self, spec: str | int) -> frozenset[int]:
         """Subsets of `early`, `middle`, `late`, `all`, `I`, `I:J`, `:J`, `I:`, or a comma list of these.
 
-        early, middle, late are t in (0, T/3], (T/3, 2T/3], (2T/3, T] of figure 5 (the paper's t), taken at the
-        first time-step of a subset's segment.
+        What is early, middle and late, `third` says.
         """
         pieces = [self._piece(piece.strip()) for piece in str(spec).split(",")]
         return frozenset(itertools.chain.from_iterable(pieces))
+
+    def third(self, subset: int) -> str:
+        """early, middle or late: t in (0, T/3], (T/3, 2T/3] or (2T/3, T] of figure 5 (the paper's t) at its start.
+
+        In `matched` a third of the subsets by number: all measured starts may lie in one third of the time.
+        """
+        subset = _whole("subset", subset, 0, self.subsets)
+        if self.kind == "matched":
+            return THIRDS[3 * subset // self.subsets]
+        return third_of(self._bounds[subset], self.timesteps)
 
     def subset_mask(self, spec: str | int) -> Tensor:
         """(D,) True at the dims of the subsets that `group(spec)` names."""
@@ -245,7 +292,7 @@ class Partition:
         if piece == "all":
             chosen = range(self.subsets)
         elif piece in THIRDS:
-            chosen = [i for i in range(self.subsets) if third_of(self._bounds[i], self.timesteps) == piece]
+            chosen = [i for i in range(self.subsets) if self.third(i) == piece]
         elif piece and (found := re.fullmatch(r"([0-9]*)(:?)([0-9]*)", piece)):
             first = int(found[1] or 0)
             stop = int(found[3] or self.subsets) if found[2] else first + 1
@@ -263,12 +310,13 @@ class Partition:
         return [f"z{dim:0{wide}d}_t{start:0{long}d}" for dim, start in enumerate(starts)]
 
     def describe(self) -> str:
-        """A line per subset: its dims and its time-steps, both inclusive."""
+        """A line per subset: its dims and its time-steps, both inclusive; in `matched` its first time-step."""
         lines = [f"{self.kind}: {self.dims} dims in {self.subsets} subsets over {self.timesteps} time-steps"]
         for subset in range(self.subsets):
             owned, (start, stop) = self.dims_of(subset), self.time_range(subset)
             dims = f"{owned.start}-{owned.stop - 1}" if owned else "none"
-            lines.append(f"  subset {subset:>3}  dims {dims:>9} ({len(owned)})  t {start}-{stop - 1}")
+            times = f"visible from t {start}" if self.kind == "matched" else f"t {start}-{stop - 1}"
+            lines.append(f"  subset {subset:>3}  dims {dims:>9} ({len(owned)})  {times}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -306,8 +354,8 @@ def make_partition(kind: str, timesteps: int, subsets: int, dims: int, **paramet
     """The partition of that kind; `PARAMETERS` lists what each kind takes besides T, K and D."""
     _check_kind(kind)
     _check_names("parameter", parameters, PARAMETERS[kind], f"a {kind} partition")
-    if kind == "adaptive" and not parameters:
-        raise InputError("an adaptive partition needs loss_by_time, the loss measured per time-step; give it")
+    if kind in _MEASURED and not parameters:
+        raise InputError(_MEASURED[kind])
     build: Callable[..., Partition] = getattr(Partition, kind.replace("-", "_"))
     return build(timesteps, subsets, dims, **parameters)
 
@@ -405,6 +453,19 @@ def _check_names(what: str, given: Any, allowed: Sequence[str], where: str) -> N
 def _check_kind(kind: Any) -> None:
     if kind not in KINDS:
         raise InputError(f"partition {kind!r} is unknown; use {', '.join(KINDS)}.{nearest(str(kind), KINDS)}")
+
+
+def _check_count(name: str, values: Sequence[float], subsets: int) -> None:
+    if len(values) != subsets:
+        raise InputError(f"{name} has {len(values)} numbers for {subsets} subsets; give one per subset")
+
+
+def _check_starts(starts: Sequence[float], timesteps: int, subsets: int) -> None:
+    _check_count("starts", starts, subsets)
+    for start in starts:
+        _whole("each number of starts", start, 0, timesteps)
+    if any(a > b for a, b in itertools.pairwise(starts)):
+        raise InputError(f"starts must not fall, got {list(starts)}; order the subsets by them")
 
 
 def _check_stages(stage_ends: tuple[int, ...], widths: tuple[int, ...], timesteps: int, dims: int) -> None:

@@ -18,13 +18,7 @@ from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.pretrain import denoising_loss
-from diti.diffusion.schedule import (
-    gather,
-    lambda_eps,
-    q_sample,
-    reconstruction_loss_eps,
-    w_eps,
-)
+from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
 from diti.diffusion.validation import fixed_batches
 from diti.representation.checks import loss_curves, save_loss_figure, save_reconstructions
 from diti.representation.diffusion_model import DiTi, load_diti
@@ -33,7 +27,7 @@ from diti.representation.methods import Findings
 from diti.representation.model import inference
 from diti.representation.objectives.base import EncoderObjective, encoder_rate, new_encoder
 from diti.representation.partition import Partition, make_partition
-from diti.representation.shift import ShiftDecoder
+from diti.representation.shift import ShiftDecoder, weighted_loss
 
 CURVE_IMAGES, CURVE_BINS = 2_048, 50  # for the loss by time-step that adaptive choices are made from
 
@@ -71,10 +65,8 @@ def reconstruction_loss(decoder: ShiftDecoder, images: Tensor, t: Tensor, noise:
     """(B,) eq. 6 in its ε form, λ_t ||ε - (ε_θ - w_t g)||², for a z that is masked already."""
     schedule = decoder.backbone.schedule
     x_t = q_sample(images, noise, gather(schedule.alpha_bar, t, images))
-    eps_theta, g = decoder(x_t, t, z)
-    return reconstruction_loss_eps(
-        noise, eps_theta, g, gather(w_eps(schedule), t, images), gather(lambda_eps(schedule), t, images)
-    )
+    w_t, lam_t = gather(w_eps(schedule), t, images), gather(lambda_eps(schedule), t, images)
+    return weighted_loss(noise, decoder(x_t, t, z), w_t, lam_t)
 
 
 def draw_time(draws: Draws, timesteps: int, chances: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,114 @@
+"""A first look at some training images: principal axes of their pixels, and whitened features.
+
+Letters: N images looked at, F features of the feature map, E whitened ones (φ), P pixel axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.core.lanes import in_lanes
+from diti.core.progress import progress_bar
+from diti.core.rng import stream_seed
+from diti.data.prepared import Dataset, Stream
+from diti.representation.pixel_axes import PixelAxes
+from diti.representation.principal import Moments, principal_axes
+
+LOOKED_AT = 8_192  # images; the axes of more would hardly differ, and memory must not grow with the data
+PIXEL_IMAGES = 4_096  # of these for the axes of the pixels
+BATCH = 128
+OVERSAMPLED = 40  # axes beyond P in the randomised decomposition, which make the first P exact to 1e-4
+
+FeatureMap = Callable[[Tensor, np.ndarray], Tensor]  # pixels (B,3,H,W), their rows (B,) → features (B, F)
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """Images at the positions of an endless shuffled walk, with what the feature map sees in them."""
+
+    dataset: Dataset
+    stream: Stream
+    features: FeatureMap
+    device: torch.device
+
+    def images(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """Pixels (B,3,H,W) on the device and features (B, F) on the CPU."""
+        rows, flips = self.stream.take(start, count)
+        pixels = to_float(self.dataset.pixels(rows, flips)).to(self.device)
+        return pixels, self.features(pixels, rows).cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """φ = ((features - mean) / std) @ axes: principal components of unit variance, float64."""
+
+    mean: Tensor  # (F,)
+    std: Tensor  # (F,)
+    axes: Tensor  # (F, E)
+    variance: Tensor  # (E,) of the components before whitening
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """(B, F) → φ (B, E)."""
+        return (features.double() - self.mean) / self.std @ self.axes
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What was found, and φ (N, E) of the images looked at, float32."""
+
+    pixel_axes: PixelAxes
+    whitening: Whitening
+    phi: Tensor
+
+
+@torch.no_grad()
+def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, seed: int) -> Look:
+    """Look at the first `images` of the walk; keep at most `pixels` axes and `features` features."""
+    found: list[Tensor] = []
+    on_grid: list[Tensor] = []
+    axes = PixelAxes(size, pixels)
+    starts = range(0, images, BATCH)
+
+    def look(start: int) -> tuple[Tensor, Tensor | None]:
+        x, seen = walk.images(start, min(BATCH, images - start))
+        return seen.float(), axes.on_grid(x.cpu()) if start < PIXEL_IMAGES else None
+
+    with progress_bar("a first look", images) as advance:
+        for seen, small in in_lanes(look, starts):
+            found.append(seen)
+            on_grid += [] if small is None else [small]
+            advance(len(seen))
+    everything = torch.cat(found)
+    if not bool(torch.isfinite(everything).all()):
+        raise InputError("the features of some images are not finite; check the weights of the backbone")
+    set_pixel_axes(axes, torch.cat(on_grid), seed)
+    whitening = whitened(everything, features)
+    return Look(axes, whitening, torch.cat([whitening(part).float() for part in everything.split(BATCH)]))
+
+
+def whitened(features: Tensor, most: int) -> Whitening:
+    """Whitening of features (N, F) to at most `most` principal components."""
+    moments = Moments(features.shape[1])
+    for part in features.split(BATCH):
+        moments.add(part)
+    mean, std, correlation = moments.standardised()
+    variance, axes = principal_axes(correlation, most)
+    return Whitening(mean, std, axes / variance.sqrt(), variance)
+
+
+def set_pixel_axes(axes: PixelAxes, images: Tensor, seed: int) -> None:
+    """Fill in mean and first principal axes of images on the grid (N, 3hh), by a randomised decomposition."""
+    mean = images.mean(0)
+    wanted = min(axes.count + OVERSAMPLED, *images.shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(stream_seed(seed, "pixel-axes"))
+        found = torch.svd_lowrank((images - mean).double(), q=wanted, niter=3)[2]
+    axes.mean.copy_(mean)
+    axes.axes.copy_(found[:, : axes.count])
