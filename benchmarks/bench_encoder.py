@@ -82,7 +82,7 @@ def validation_ap(features: np.ndarray, dataset: Dataset, rows: np.ndarray, spli
 @torch.no_grad()
 def pooled(backbone: Backbone, time: int, dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Features (N, F) of the rows by way of pooling, the network run once."""
-    trunk = build_encoder(EncoderConfig(encoder_time=time, code_dim=1), backbone, 0).eval().trunk
+    trunk = build_encoder(EncoderConfig(encoder_time=(time,), code_dim=1), backbone, 0).eval().trunk
     assert isinstance(trunk, BackboneTrunk)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in POOLINGS}
     with progress_bar(f"t = {time}", len(rows)) as advance:

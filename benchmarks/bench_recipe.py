@@ -22,7 +22,7 @@ from diti.representation.features import encode_dataset
 from diti.representation.model import load
 
 AUTHORS = (
-    "--encoder residual --decoder-start random --time-sampling uniform --train-batch-size 128 "
+    "--encoder residual --start random --time-sampling uniform --train-batch-size 128 "
     "--learning-rate 1e-4 --lr-schedule constant --lr-warmup-images 0 --ema-decay 0.9999"
 )
 FULL_RATE = "--encoder-rate 1"
@@ -32,7 +32,7 @@ RECIPES = {  # options over the preset's; ours, then one thing less each, then t
     "encoder at full rate": FULL_RATE,
     "uniform time-steps": f"{FULL_RATE} --time-sampling uniform",
     "trunk fine-tuned": f"{FULL_RATE} --time-sampling uniform --trunk fine-tuned",
-    "random decoder": f"{FULL_RATE} --time-sampling uniform --decoder-start random",
+    "random decoder": f"{FULL_RATE} --time-sampling uniform --start random",
     "residual encoder": f"{FULL_RATE} --time-sampling uniform --encoder residual",
 }
 POINTS, LANES = 8, 2

@@ -17,9 +17,20 @@ _PUBLIC = {
     "load": "diti.representation.model",
     "load_backbone": "diti.diffusion.backbone",
     "open_data": "diti.data.sources",
+    "solve": "diti.representation.solve.run",
     "InputError": "diti.core.errors",
 }
-__all__ = ["DiTi", "InputError", "Partition", "Transformer", "__version__", "load", "load_backbone", "open_data"]
+__all__ = [
+    "DiTi",
+    "InputError",
+    "Partition",
+    "Transformer",
+    "__version__",
+    "load",
+    "load_backbone",
+    "open_data",
+    "solve",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Collection
@@ -13,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from diti.core.errors import InputError, nearest
 
 DEFAULT_PRESET = "toyfaces32"
+RENAMED = {"decoder_start": "start"}  # settings of earlier versions, whose run folders are still read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,8 @@ class EncoderConfig:
     encoder: Literal["backbone", "residual", "authors"] = "backbone"  # authors: their 64 px and 128 px networks
     code_dim: int = 128  # D, length of z
     encoder_channels: tuple[int, ...] = (32, 64, 128, 128)  # residual: width of each level, finest first
-    encoder_time: int = 50  # backbone: the time-step at which the clean image enters the U-Net's down path
+    encoder_time: tuple[int, ...] = (50,)  # backbone: time-steps at which the clean image enters the down path
+    encoder_pixels: bool = False  # backbone: also take the pixels, averaged to 16×16, as features
     trunk: Literal["frozen", "fine-tuned"] = "frozen"  # backbone: whether the copied down path is trained too
     encoder_rate: float = 0.1  # backbone: learning rate of the encoder, as a share of the decoder's
 
@@ -150,6 +153,62 @@ class GANConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SolutionConfig:
+    """How DiTi and PDAE are solved in closed form; docs/closed-form.md explains the letters."""
+
+    tau: float = 0.05  # τ: a subset may be seen from where this share of it is lost; smaller keeps more detail
+    features_weight: float = 0.5  # α, of what is lost in the backbone's features, beside pixels; 0 = eq. 6 alone
+    axes: Literal["independent", "ordered"] = "independent"  # dims inside a subset: turned by ICA, or as they come
+    stretches: int = 16  # S, stretches of time-steps, finer where the model loses most
+    pixel_axes: int = 512  # P, principal axes of the pixels, at most; fewer for few images
+    whitened: int = 768  # principal components of the features that are looked at, at most; fewer for few images
+    tolerance: float = 0.04  # images are added until more would remove less than this share of the loss
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tau < 1:
+            raise InputError(f"tau is {self.tau:g}; it is a share that must lie between 0 and 1, such as 0.05")
+        if not 0 <= self.features_weight < math.inf:
+            raise InputError(f"features_weight is {self.features_weight:g}; it must be 0 (eq. 6 alone) or more")
+        if not 0 < self.tolerance < 1:
+            raise InputError(f"tolerance is {self.tolerance:g}; it is a share of the loss between 0 and 1")
+        if min(self.stretches, self.pixel_axes, self.whitened) < 1:
+            raise InputError(
+                f"stretches {self.stretches}, pixel_axes {self.pixel_axes}, whitened {self.whitened}: "
+                "each must be 1 or more"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolveConfig:
+    """Everything that decides what `diti solve` computes."""
+
+    method: Literal["diti", "pdae"] = "diti"  # pdae: the code as a whole, never masked
+    data: str = ""
+    backbone: str = ""  # frozen diffusion model: a folder, a shipped name or a hub id
+    code_dim: int = 128  # D, length of z
+    subsets: int = 16  # K, parts of z, each visible from a measured time-step on
+    images: int | None = None  # images of the pass; by default as many as needed, see tolerance
+    encoder_time: tuple[int, ...] = (50,)  # time-steps at which the clean image enters the backbone's down path
+    encoder_pixels: bool = False  # also take the pixels, averaged to 16×16, as features
+    flip: bool = True  # mirror half of the images
+    seed: int = 0
+    solution: SolutionConfig = field(default_factory=SolutionConfig)
+
+    def __post_init__(self) -> None:
+        if self.code_dim < 1 or self.subsets < 1 or (self.images is not None and self.images < 1):
+            raise InputError(
+                f"code_dim {self.code_dim}, subsets {self.subsets}, images {self.images}: each must be 1 or more"
+            )
+
+    @property
+    def code(self) -> EncoderConfig:
+        """The encoder: the frozen backbone's features and one linear layer."""
+        return EncoderConfig(
+            code_dim=self.code_dim, encoder_time=self.encoder_time, encoder_pixels=self.encoder_pixels
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything that decides what `diti train` computes."""
 
@@ -158,11 +217,16 @@ class TrainConfig:
     data: str = ""
     backbone: str = ""  # frozen diffusion model: a folder, a shipped name or a hub id
     subsets: int = 16  # K, parts of z, each for a stretch of time-steps
-    partition: Literal["staged-even", "staged", "balanced", "adaptive"] = "staged-even"  # dims of each part
+    partition: Literal["auto", "matched", "staged-even", "staged", "balanced", "adaptive"] = "auto"
+    """Dims and times of each part; matched: measured, as diti solve does. auto: matched from the solution, else
+    staged-even."""
     detach: bool = False  # DiTi-Detach: earlier parts enter without gradient; for generation
-    decoder_start: Literal["copy", "random"] = "copy"  # the decoder starts from the backbone, or at random
+    start: Literal["auto", "solved", "copy", "random"] = "auto"
+    """The decoder starts from the closed-form solution, from the backbone, or at random. auto: solved for diti and
+    pdae with the backbone's features, else copy."""
     time_sampling: Literal["uniform", "loss"] = "uniform"  # loss: more often where more is lost, reweighted
     code: EncoderConfig = field(default_factory=EncoderConfig)
+    solution: SolutionConfig = field(default_factory=SolutionConfig)
     views: ViewsConfig = field(default_factory=ViewsConfig)
     vae: VAEConfig = field(default_factory=VAEConfig)
     gan: GANConfig = field(default_factory=GANConfig)
@@ -231,13 +295,27 @@ def train_preset(name: str) -> TrainConfig:
     return dataclasses.replace(TRAIN_PRESETS[name], preset=name)
 
 
+def resolve(config: TrainConfig) -> TrainConfig:
+    """The settings with every `auto` decided."""
+    solvable = config.method in ("diti", "pdae") and config.code.encoder == "backbone"
+    start = config.start if config.start != "auto" else "solved" if solvable else "copy"
+    cut = config.partition if config.partition != "auto" else "matched" if start == "solved" else "staged-even"
+    if not solvable and (start == "solved" or cut == "matched"):
+        raise InputError(
+            f"start {start!r} and partition {cut!r} need what is measured on the backbone's features: "
+            "use --method diti or pdae with --encoder backbone, or another --start and --partition"
+        )
+    return dataclasses.replace(config, start=start, partition=cut)
+
+
 def from_mapping(base: T, values: Any, where: str) -> T:
     """`base` with the values of a mapping; unknown keys and wrong types raise with the nearest valid name."""
     if not isinstance(values, dict):
         raise InputError(f"{where} must be a mapping of settings, got {type(values).__name__}")
     hints = typing.get_type_hints(type(base))
     changes = {}
-    for key, value in values.items():
+    for given, value in values.items():
+        key = RENAMED.get(given, given)
         if key not in hints:
             hint = nearest(str(key), hints)
             raise InputError(f"{where}: unknown setting {key!r}; valid: {', '.join(hints)}.{hint}")
@@ -254,6 +332,8 @@ def _checked(value: Any, wanted: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin in (types.UnionType, typing.Union):
         return value if value is None else _checked(value, arguments[0], where)
+    if origin is tuple and isinstance(value, int):  # one number where a list may stand
+        value = (value,)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_checked(item, arguments[0], where) for item in value)
     if origin is Literal and value in arguments:

@@ -123,7 +123,7 @@ def test_numbers_of_a_file_are_counted(tmp_path):
         ({"partition": "balanced", "detach": True, "subsets": 64}, "DiTi-Detach, k = 64, balanced"),
         ({"method": "pdae", "subsets": 4, "partition": "balanced"}, "PDAE"),  # without effect on PDAE
         ({"code": replace(USUAL.code, encoder="residual")}, "DiTi, residual encoder"),
-        ({"decoder_start": "random"}, "DiTi, decoder start = random"),
+        ({"start": "random"}, "DiTi, start = random"),
         ({"method": "simclr", "views": ViewsConfig(augment="none")}, "SimCLR, without augmentation"),
         ({"method": "simclr", "views": ViewsConfig(temperature=0.3)}, "SimCLR, temperature = 0.3"),
         ({"method": "ibgan", "views": ViewsConfig(augment="none")}, "IB-GAN"),  # without effect on IB-GAN

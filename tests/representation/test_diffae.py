@@ -244,7 +244,7 @@ def test_the_network_starts_from_the_backbone_at_random_or_from_the_preset(confi
     with torch.no_grad():
         copied = new_decoder(config, backbone).eval()
         torch.testing.assert_close(copied(x, t, z), backbone(x, t), atol=1e-5, rtol=1e-5)
-        assert new_decoder(replace(config, decoder_start="random"), backbone)(x, t, z).abs().max() == 0
+        assert new_decoder(replace(config, start="random"), backbone)(x, t, z).abs().max() == 0
     alone = new_decoder(config, 64)  # the side of the images, no backbone
     assert alone.net.size == 64 and alone.net.unet.config["block_out_channels"] == [32, 32, 64]
     assert alone.net.unshuffle == 2 and alone.dims == DIMS

@@ -111,7 +111,7 @@ def test_wrong_images_and_settings_are_refused():
     with pytest.raises(InputError, match=r"64 px and 128 px, got 16 px; use encoder 'residual'"):
         build_encoder(settings("authors"), backbone(), 0)
     with pytest.raises(InputError, match=r"encoder_time is 1000; the backbone has time-steps 0\.\.999"):
-        build_encoder(settings("backbone", encoder_time=1000), backbone(), 0)
+        build_encoder(settings("backbone", encoder_time=(1000,)), backbone(), 0)
     with pytest.raises(InputError, match="encoder_channels are"):
         build_encoder(settings("residual", encoder_channels=()), backbone(), 0)
     odd = {"kind": "residual", "size": 15, "dims": 4, "frozen": False, "channels": [8]}
@@ -189,7 +189,7 @@ def slow_features(frozen: Backbone, x: Tensor, time: int) -> Tensor:
 @pytest.mark.parametrize("unet", [{}, {"resnet_time_scale_shift": "default"}], ids=["scale_shift", "default"])
 def test_the_backbone_trunk_sees_what_the_u_net_sees(unet):
     frozen = backbone(**unet)
-    encoder = build_encoder(settings("backbone", encoder_time=70), frozen, 0).eval()
+    encoder = build_encoder(settings("backbone", encoder_time=(70,)), frozen, 0).eval()
     x = images()
     with torch.no_grad():
         expected = slow_features(frozen, x, 70)

@@ -66,7 +66,7 @@ def test_training_learns_and_leaves_a_model_with_its_facts(frozen, tmp_path, cap
         ["--method", "pdae"],
         ["--detach", "--partition", "balanced"],
         ["--partition", "adaptive", "--time-sampling", "loss"],
-        ["--encoder", "residual", "--encoder-channels", "8", "16", "--decoder-start", "random"],
+        ["--encoder", "residual", "--encoder-channels", "8", "16", "--start", "random"],
         ["--trunk", "fine-tuned"],
     ],
     ids=" ".join,

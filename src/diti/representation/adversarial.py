@@ -150,8 +150,7 @@ def look(encoder: Encoder, images: Tensor) -> tuple[list[Tensor], Tensor]:
     trunk = encoder.trunk
     if encoder.frozen and isinstance(trunk, BackboneTrunk):
         views = trunk.maps(images)
-        pooled = (F.adaptive_avg_pool2d(h, grid) for h, grid in zip(views, trunk.grids, strict=True))
-        features = torch.cat([h.flatten(1) for h in pooled], dim=1)
+        features = trunk.pooled(images, views)
     else:
         views, features = [F.pixel_unshuffle(images, FOLD)], trunk(images)
     return views, encoder.head((features - encoder.feature_mean) / encoder.feature_std)

@@ -20,7 +20,7 @@ from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import load_strictly
 from diti.representation.principal import Moments, principal_axes
-from diti.representation.trunks import AuthorsTrunk, BackboneTrunk, ResidualTrunk
+from diti.representation.trunks import AuthorsTrunk, BackboneTrunk, GivenFeatures, ResidualTrunk
 from diti.representation.weights import drawn_from, read_network, write_network
 
 COMMON = ("kind", "size", "dims", "frozen")
@@ -28,11 +28,16 @@ SETTINGS: dict[str, tuple[str, ...]] = {  # kind -> the arguments of its trunk b
     "authors": (),
     "residual": ("channels",),
     "backbone": ("unet", "wrapping", "time"),
+    "given": ("features",),
 }
+OPTIONAL = {"pixels"}  # what a description may leave out
 
 
 class Encoder(nn.Module):
-    """f: (B,3,H,W) in [-1,1] -> z (B,D). A frozen trunk gets no gradient and stays in inference mode."""
+    """f: (B,3,H,W) in [-1,1] -> z (B,D). A frozen trunk gets no gradient and stays in inference mode.
+
+    An encoder of kind "given" starts from features (B,F) that another network found.
+    """
 
     feature_mean: Tensor
     feature_std: Tensor
@@ -45,7 +50,11 @@ class Encoder(nn.Module):
         self.trunk = _trunk(self.description)
         features = self.trunk.features
         if not 1 <= self.dims <= features:
-            remedy = {"residual": "widen encoder_channels", "backbone": "use encoder 'residual'"}
+            remedy = {
+                "residual": "widen encoder_channels",
+                "backbone": "use encoder 'residual'",
+                "given": "give more features",
+            }
             raise InputError(
                 f"code_dim is {self.dims}, but this encoder has {features} features: take 1 to {features}, "
                 f"or {remedy.get(description['kind'], 'another encoder')}"
@@ -66,12 +75,18 @@ class Encoder(nn.Module):
             self.trunk.eval()
         return self
 
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Shape of what is encoded: one image, or the given features of one."""
+        given = self.description["kind"] == "given"
+        return (self.trunk.features,) if given else (3, self.size, self.size)
+
     def features(self, x: Tensor) -> Tensor:
         """(B,3,H,W) -> (B,F), what the trunk sees in the image."""
-        if tuple(x.shape[1:]) != (3, self.size, self.size):
-            raise InputError(
-                f"images have shape {tuple(x.shape)}; this encoder takes (B, 3, {self.size}, {self.size})"
-            )
+        if tuple(x.shape[1:]) != self.taken:
+            taken = ", ".join(map(str, self.taken))
+            what = "images have" if len(self.taken) == 3 else "this model encodes features of another network; got"
+            raise InputError(f"{what} shape {tuple(x.shape)}; this encoder takes (B, {taken})")
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return self.trunk(x)
 
@@ -107,11 +122,16 @@ class Encoder(nn.Module):
             axes = axes / variance.mean().sqrt()
         else:
             raise InputError(f"scale is {scale!r}; allowed: whitened, even")
+        self.set_head(mean, std, axes[:, chosen])
+        return variance[chosen] / correlation.trace()
+
+    @torch.no_grad()
+    def set_head(self, mean: Tensor, std: Tensor, axes: Tensor) -> None:
+        """z = axesᵀ (features - mean) / std, for mean and std (F,) and axes (F,D)."""
         self.feature_mean.copy_(mean)
         self.feature_std.copy_(std)
-        self.head.weight.copy_(axes.T[chosen])
+        self.head.weight.copy_(axes.T)
         nn.init.zeros_(self.head.bias)
-        return variance[chosen] / correlation.trace()
 
     def save(self, folder: str | Path) -> None:
         """Write config.json and weights."""
@@ -139,16 +159,19 @@ def build_encoder(config: EncoderConfig, backbone: Backbone | int, seed: int) ->
 
 
 def _backbone_settings(config: EncoderConfig, backbone: Backbone) -> dict[str, Any]:
-    if not 0 <= config.encoder_time < backbone.timesteps:
-        raise InputError(
-            f"encoder_time is {config.encoder_time}; the backbone has time-steps 0..{backbone.timesteps - 1}"
-        )
-    return {
+    times = list(config.encoder_time)
+    if not times or len(set(times)) < len(times):
+        raise InputError(f"encoder_time is {times}; give one or more time-steps, each once")
+    for time in times:
+        if not 0 <= time < backbone.timesteps:
+            raise InputError(f"encoder_time is {time}; the backbone has time-steps 0..{backbone.timesteps - 1}")
+    found = {
         "frozen": config.trunk == "frozen",
         "unet": {key: value for key, value in backbone.unet.config.items() if not key.startswith("_")},
         "wrapping": asdict(backbone.wrapping),
-        "time": config.encoder_time,
+        "time": times if len(times) > 1 else times[0],
     }
+    return found | ({"pixels": True} if config.encoder_pixels else {})
 
 
 def encoder_from_description(description: Mapping[str, Any], seed: int = 0) -> Encoder:
@@ -157,8 +180,9 @@ def encoder_from_description(description: Mapping[str, Any], seed: int = 0) -> E
     if kind not in SETTINGS:
         raise InputError(f"the encoder's kind is {kind!r}; known are {', '.join(SETTINGS)}")
     wanted = {*COMMON, *SETTINGS[kind]}
-    if description.keys() != wanted:
-        faults = {"missing": wanted - description.keys(), "unknown": description.keys() - wanted}
+    allowed = wanted | OPTIONAL if kind == "backbone" else wanted
+    if not wanted <= description.keys() <= allowed:
+        faults = {"missing": wanted - description.keys(), "unknown": description.keys() - allowed}
         found = "; ".join(f"{name}: {', '.join(sorted(keys))}" for name, keys in faults.items() if keys)
         raise InputError(f"the description of a {kind} encoder does not fit; {found}")
     with drawn_from(seed, "encoder-weights"):
@@ -182,10 +206,21 @@ def component_order(order: str | Sequence[int], dims: int) -> list[int]:
     return chosen
 
 
-def _trunk(description: Mapping[str, Any]) -> AuthorsTrunk | ResidualTrunk | BackboneTrunk:
+def given_encoder(size: int, dims: int, features: int) -> Encoder:
+    """An encoder of features (B,F) that another network found in images of that size, px."""
+    return encoder_from_description(
+        {"kind": "given", "size": size, "dims": dims, "frozen": True, "features": features}
+    )
+
+
+def _trunk(description: Mapping[str, Any]) -> AuthorsTrunk | ResidualTrunk | BackboneTrunk | GivenFeatures:
     kind, size = description["kind"], description["size"]
+    if kind == "given":
+        return GivenFeatures(description["features"])
     if kind == "authors":
         return AuthorsTrunk(size)
     if kind == "residual":
         return ResidualTrunk(size, description["channels"])
-    return BackboneTrunk(description["unet"], description["wrapping"], description["time"])
+    time = description["time"]
+    times = time if isinstance(time, list) else [time]
+    return BackboneTrunk(description["unet"], description["wrapping"], times, description.get("pixels", False))

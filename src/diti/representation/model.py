@@ -67,8 +67,12 @@ class Model:
 
     @torch.no_grad()
     def encode(self, images: Images, batch: int = BATCH) -> Tensor:
-        """z (N, D) of images in any form; sizes other than the model's are cropped and resized, with a note."""
-        pixels = as_batch(images, self.size)
+        """z (N, D) of images in any form; sizes other than the model's are cropped and resized, with a note.
+
+        A model that was solved over features from elsewhere takes these features (N, F) instead.
+        """
+        given = len(self.encoder.taken) == 1
+        pixels = torch.as_tensor(images, dtype=torch.float32) if given else as_batch(images, self.size)
         with inference(self.encoder):
             return torch.cat([self.encoder(part.to(self.device)).cpu() for part in pixels.split(batch)])
 

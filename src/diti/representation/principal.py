@@ -38,18 +38,20 @@ class Moments:
         return mean, std, torch.where(both, covariance / std.outer(std), 0.0)
 
 
-def principal_axes(correlation: Tensor, dims: int) -> tuple[Tensor, Tensor]:
+def principal_axes(correlation: Tensor, dims: int, least: int | None = None) -> tuple[Tensor, Tensor]:
     """Variance (D,) and unit axes (F,D) of the first principal components, the largest first.
 
-    An axis and its negative are equally good: the entry of largest size is made positive.
+    An axis and its negative are equally good: the entry of largest size is made positive. Features that vary in
+    fewer than `dims` directions are refused, or, if `least` is given, only those that vary in fewer than that.
     """
     variance, axes = torch.linalg.eigh(correlation)  # ascending
     variance, axes = variance.flip(0)[:dims], axes.flip(1)[:, :dims]
     rank = int((variance > TINY**2 * variance[0]).sum())
-    if rank < dims:
+    if rank < (least := dims if least is None else least):
         raise InputError(
-            f"the features vary in {rank} directions over the given images, the code has {dims} dims: "
+            f"the features vary in {rank} directions over the given images, the code has {least} dims: "
             "give more and different images, or lower code_dim"
         )
+    variance, axes = variance[:rank], axes[:, :rank]
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))  # (1,D)
     return variance, axes * largest.sign()

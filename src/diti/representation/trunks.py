@@ -1,7 +1,7 @@
 """What turns an image into features, before the encoder's last layer. Each is (B,3,H,W) in [-1,1] -> (B,F).
 
 authors: the convolutions of the authors' 64 px and 128 px encoders.  residual: a small residual network for any
-size.  backbone: the diffusion U-Net's own down path, pooled.  Letters: B images, F features, C channels.
+size.  backbone: the diffusion U-Net's own down path, pooled.  given: features from elsewhere.  Letters: B images, F features, C channels.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from diti.representation.unet_paths import embed_time, run_down
 
 AUTHORS_WIDTHS = {64: (64, 128, 128, 128), 128: (64, 128, 256, 256, 256)}  # image side, px -> their convolutions
 GRID = 4  # side of the grid that the convolutional trunks end in
+PIXEL_GRID = 16  # side of the grid of the pixels beside a backbone's features
 FOLD = 2  # pixel-unshuffle factor of the residual trunk's input: a quarter of the positions to convolve
 
 
@@ -112,38 +113,66 @@ def group_norm(width: int) -> nn.GroupNorm:
 
 
 class BackboneTrunk(nn.Module):
-    """Time embedding and down path of a U-Net, fed the clean image as if it were x_t at `time`.
+    """Time embedding and down path of a U-Net, fed the clean image as if it were x_t at each of `times`.
 
-    Features: each level's output before its downsampling, averaged over the cells of a coarse grid.
+    Features: each level's output before its downsampling, averaged over the cells of a coarse grid, for one time
+    after the other; with `pixels` also the image itself on a coarse grid.
     """
 
-    def __init__(self, unet: Mapping[str, Any], wrapping: Mapping[str, Any], time: int) -> None:
+    def __init__(
+        self, unet: Mapping[str, Any], wrapping: Mapping[str, Any], times: Sequence[int], pixels: bool = False
+    ) -> None:
         super().__init__()
         self.wrapping = Wrapping(**wrapping)
         whole = assemble_unet(unet, self.wrapping)
         self.time_proj, self.time_embedding = whole.time_proj, whole.time_embedding
         self.conv_in, self.down_blocks = whole.conv_in, whole.down_blocks
-        self.time = time
+        self.times, self.pixels = list(times), pixels
         side = whole.config["sample_size"]
         side = side if isinstance(side, int) else side[0]
         widths = whole.config["block_out_channels"]
         self.grids = [pooled_side(width, side >> level) for level, width in enumerate(widths)]
-        self.features = sum(width * grid**2 for width, grid in zip(widths, self.grids, strict=True))
+        at_one_time = sum(width * grid**2 for width, grid in zip(widths, self.grids, strict=True))
+        self.pixel_grid = min(PIXEL_GRID, side * self.wrapping.unshuffle)
+        self.features = len(self.times) * at_one_time + (3 * self.pixel_grid**2 if pixels else 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B,3,H,W) -> (B,F)."""
-        maps = zip(self.maps(x), self.grids, strict=True)
-        return torch.cat([F.adaptive_avg_pool2d(h, grid).flatten(1) for h, grid in maps], dim=1)
+        return self.pooled(x, self.maps(x))
+
+    def pooled(self, x: Tensor, maps: Sequence[Tensor]) -> Tensor:
+        """(B,F) of images (B,3,H,W) and their maps."""
+        grids = self.grids * len(self.times)
+        parts = [F.adaptive_avg_pool2d(h, grid).flatten(1) for h, grid in zip(maps, grids, strict=True)]
+        if self.pixels:
+            parts.append(F.adaptive_avg_pool2d(x, self.pixel_grid).flatten(1))
+        return torch.cat(parts, dim=1)
 
     def maps(self, x: Tensor) -> list[Tensor]:
-        """(B,Ci,Hi,Wi) of each level before its downsampling, finest first."""
-        t = torch.full((len(x),), self.time, dtype=torch.int64, device=x.device)
+        """(B,Ci,Hi,Wi) of each level before its downsampling, finest first, for one time after the other."""
         fold = self.wrapping.unshuffle
-        _, skips = run_down(self, F.pixel_unshuffle(x, fold) if fold > 1 else x, embed_time(self, t))
+        grid = F.pixel_unshuffle(x, fold) if fold > 1 else x
+        return [h for time in self.times for h in self._maps_at(grid, time)]
+
+    def _maps_at(self, grid: Tensor, time: int) -> list[Tensor]:
+        t = torch.full((len(grid),), time, dtype=torch.int64, device=grid.device)
+        _, skips = run_down(self, grid, embed_time(self, t))
         return [
             outputs[-1] if block.downsamplers is None else outputs[-2]
             for block, outputs in zip(self.down_blocks, skips[1:], strict=True)
         ]
+
+
+class GivenFeatures(nn.Module):
+    """Features (B,F) that another network found: they pass as they are."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B,F) -> (B,F)."""
+        return x
 
 
 def pooled_side(width: int, side: int) -> int:

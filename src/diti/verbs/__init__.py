@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from diti.verbs.editing import Interpolate, Manipulate, Sample, TrainLatent, Vary
-from diti.verbs.making import Convert, Demo, Export, Prepare, Presets, Pretrain, Train
+from diti.verbs.making import Convert, Demo, Export, Prepare, Presets, Pretrain, Solve, Train
 from diti.verbs.measuring import Analyze, Counterfactuals, Encode, Label, Probe, Report
 from diti.verbs.sweeping import Sweep
 
@@ -16,6 +16,7 @@ VERBS: dict[str, Any] = {
     "demo": Demo,
     "prepare": Prepare,
     "pretrain": Pretrain,
+    "solve": Solve,
     "train": Train,
     "encode": Encode,
     "probe": Probe,

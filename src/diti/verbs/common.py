@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 
 import tyro
 
-from diti.config import PretrainConfig, TrainConfig, to_yaml
+from diti.config import PretrainConfig, SolveConfig, TrainConfig, to_yaml
 from diti.core.errors import InputError
 
 Name = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
@@ -28,7 +28,9 @@ class Verb(Protocol):
     def run(self) -> None: ...
 
 
-def show(settings: PretrainConfig | TrainConfig, required: Sequence[str], idle: Sequence[str] = ()) -> None:
+def show(
+    settings: PretrainConfig | SolveConfig | TrainConfig, required: Sequence[str], idle: Sequence[str] = ()
+) -> None:
     """Print the resolved settings, but `idle` ones, before anything runs; some must have been given."""
     allowed = {
         "data": "a dataset folder, a folder of images, or toyfaces",

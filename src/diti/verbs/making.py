@@ -7,9 +7,9 @@ from pathlib import Path
 
 import tyro
 
-from diti.config import PRESETS, PretrainConfig, TrainConfig
+from diti.config import PRESETS, PretrainConfig, SolveConfig, TrainConfig, resolve
 from diti.core.errors import InputError
-from diti.verbs.common import File, Given, Model, Name, Names, Number, next_command, show
+from diti.verbs.common import File, Given, Model, Name, Names, Number, next_command, print_once, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,29 @@ class Pretrain:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Solve:
+    """Find DiTi or PDAE in closed form over a frozen diffusion model, in minutes; a stopped run continues."""
+
+    out: Path  # folder of the run; becomes the model folder
+    settings: tyro.conf.OmitArgPrefixes[SolveConfig]
+    dry_run: bool = False  # print the resolved settings and stop
+
+    def run(self) -> None:
+        show(self.settings, required=("data", "backbone"))
+        if self.dry_run:
+            return
+        from diti.representation.solve.run import solve_model
+
+        found = solve_model(self.settings, self.out)
+        if found is None:
+            print_once(f"{self.out} is solved already")
+        elif found.facts:
+            written = [f"{self.out}/{name}" for name in found.pictures]
+            print_once("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))
+        next_command(f"diti counterfactuals {self.out} --data {self.settings.data}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Train:
     """Learn a representation of images without labels; the same command continues a stopped run."""
 
@@ -108,7 +131,8 @@ class Train:
     def run(self) -> None:
         from diti.representation.methods import find_method, idle_settings
 
-        settings, method = self.settings, find_method(self.settings.method)
+        method = find_method(self.settings.method)
+        settings = resolve(self.settings)
         if method.wants_backbone(settings) and not method.needs_backbone and not settings.backbone:
             raise InputError(
                 f"--backbone is missing, of which --encoder {settings.code.encoder} is made; "
@@ -120,7 +144,7 @@ class Train:
             return
         from diti.representation.train import train_model
 
-        found = train_model(self.settings, self.out)
+        found = train_model(settings, self.out)
         if found.facts:
             written = [f"{self.out}/{name}" for name in found.pictures]
             print("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diti.config import TrainConfig
+from diti.config import TrainConfig, resolve
 from diti.core.errors import InputError
 from diti.core.loop import LossReport
 from diti.core.rng import Draws
@@ -23,11 +23,13 @@ from diti.diffusion.validation import fixed_batches
 from diti.representation.checks import loss_curves, save_loss_figure, save_reconstructions
 from diti.representation.diffusion_model import DiTi, load_diti
 from diti.representation.encoder import Encoder, build_encoder
+from diti.representation.linear import LinearPart
 from diti.representation.methods import Findings
 from diti.representation.model import inference
 from diti.representation.objectives.base import EncoderObjective, encoder_rate, new_encoder
 from diti.representation.partition import Partition, make_partition
 from diti.representation.shift import ShiftDecoder, weighted_loss
+from diti.representation.solve.start import solved_start
 
 CURVE_IMAGES, CURVE_BINS = 2_048, 50  # for the loss by time-step that adaptive choices are made from
 
@@ -96,12 +98,13 @@ def time_chances(loss_by_time: Tensor, floor: float = 0.5) -> Tensor:
 
 def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Reconstruction:
     """Networks, partition and loss, before the first step."""
-    backbone = _given(backbone)
+    config, backbone = resolve(config), _given(backbone)
     needs_curve = config.partition == "adaptive" or config.time_sampling == "loss"
     curve = frozen_loss_by_time(backbone, dataset) if needs_curve else None
     partition = build_partition(config, backbone.timesteps, curve)
-    encoder = new_encoder(config, backbone, dataset)
-    decoder = ShiftDecoder(backbone, config.code.code_dim, config.decoder_start, config.training.seed)
+    encoder, linear, partition = starting_point(config, backbone, dataset, partition)
+    path: Any = "copy" if config.start == "solved" else config.start
+    decoder = ShiftDecoder(backbone, config.code.code_dim, path, config.training.seed, linear)
     chances = time_chances(curve) if curve is not None and config.time_sampling == "loss" else None
     return Reconstruction(
         encoder,
@@ -113,12 +116,25 @@ def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> R
     )
 
 
+def starting_point(
+    config: TrainConfig, backbone: Backbone, dataset: Dataset, partition: Partition | None
+) -> tuple[Encoder, LinearPart | None, Partition]:
+    """Encoder, linear part of the decoder, and partition: from the closed-form solution, or the plain start.
+
+    Where only the partition is `matched`, the encoder it was measured on comes with it.
+    """
+    if partition is not None and config.start != "solved":
+        return new_encoder(config, backbone, dataset), None, partition
+    encoder, linear, cut = solved_start(config, backbone, dataset, partition)
+    return encoder, linear if config.start == "solved" else None, cut
+
+
 def refuse(config: TrainConfig, backbone: Backbone | int) -> None:
     """InputError where the partition or a network cannot be built."""
-    backbone = _given(backbone)
+    config, backbone = resolve(config), _given(backbone)
     build_partition(config, backbone.timesteps, torch.ones(backbone.timesteps))
     build_encoder(config.code, backbone, seed=0)
-    ShiftDecoder(backbone, config.code.code_dim, config.decoder_start)
+    ShiftDecoder(backbone, config.code.code_dim, "random" if config.start == "random" else "copy")
 
 
 def _given(backbone: Backbone | int | None) -> Backbone:
@@ -127,12 +143,15 @@ def _given(backbone: Backbone | int | None) -> Backbone:
     return backbone
 
 
-def build_partition(config: TrainConfig, timesteps: int, curve: Tensor | None) -> Partition:
-    """How z is cut: PDAE's one subset, or the named partition."""
+def build_partition(config: TrainConfig, timesteps: int, curve: Tensor | None) -> Partition | None:
+    """How z is cut: PDAE's one subset, or the named partition; None for `matched`, which is measured."""
     if config.method == "pdae":
         if config.detach:
             raise InputError("--detach needs several subsets and pdae has one; use --method diti")
         return Partition.single(timesteps, config.code.code_dim)
+    if config.partition == "matched":
+        Partition.balanced(timesteps, config.subsets, config.code.code_dim)  # refuses what cannot be cut
+        return None
     parameters = {"loss_by_time": curve.tolist()} if config.partition == "adaptive" and curve is not None else {}
     return make_partition(config.partition, timesteps, config.subsets, config.code.code_dim, **parameters)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diti.representation.solve.keep import ridge
-from diti.representation.solve.sums import Means, Sums
+from diti.representation.solve.sums import Means
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of the mean diagonal
 
@@ -49,7 +49,9 @@ def ridge_weights(normal: Normal, visible: Tensor, penalty: float) -> Tensor:
     return weights
 
 
-def best_ridge(train: Normal, valid: Normal, visible: Tensor, penalties: Sequence[float] = PENALTIES) -> tuple[Tensor, float]:
+def best_ridge(
+    train: Normal, valid: Normal, visible: Tensor, penalties: Sequence[float] = PENALTIES
+) -> tuple[Tensor, float]:
     """The weights (R, P) and penalty that are best on validation sums."""
     tried = [(ridge_weights(train, visible, penalty), penalty) for penalty in penalties]
     return min(tried, key=lambda pair: float(valid.loss(pair[0])))

@@ -15,6 +15,7 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.lanes import in_lanes
+from diti.core.processes import is_main
 from diti.core.progress import progress_bar
 from diti.core.rng import stream_seed
 from diti.data.prepared import Dataset, Stream
@@ -37,12 +38,12 @@ class Walk:
     stream: Stream
     features: FeatureMap
     device: torch.device
+    purpose: str  # names the random numbers that go with the images
 
-    def images(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Pixels (B,3,H,W) on the device and features (B, F) on the CPU."""
+    def pixels(self, start: int, count: int) -> tuple[Tensor, np.ndarray]:
+        """Images (B,3,H,W) on the device, and their rows (B,)."""
         rows, flips = self.stream.take(start, count)
-        pixels = to_float(self.dataset.pixels(rows, flips)).to(self.device)
-        return pixels, self.features(pixels, rows).cpu()
+        return to_float(self.dataset.pixels(rows, flips)).to(self.device), rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,26 +62,34 @@ class Whitening:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What was found, and φ (N, E) of the images looked at, float32."""
+    """What was found, and φ (N, E) of the first N images of the walk, float32."""
 
     pixel_axes: PixelAxes
     whitening: Whitening
     phi: Tensor
+    walk: Walk
+
+    def phi_of(self, walk: Walk, start: int, x: Tensor, rows: np.ndarray) -> Tensor:
+        """φ (B, E) of images at positions of a walk; those that were looked at are not run again."""
+        stop = start + len(rows)
+        if walk is self.walk and stop <= len(self.phi):
+            return self.phi[start:stop].double()
+        return self.whitening(walk.features(x, rows).cpu())
 
 
 @torch.no_grad()
-def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, seed: int) -> Look:
-    """Look at the first `images` of the walk; keep at most `pixels` axes and `features` features."""
+def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, dims: int, seed: int) -> Look:
+    """Look at the first `images` of the walk; keep `pixels` axes, and `features` features, or `dims` at least."""
     found: list[Tensor] = []
     on_grid: list[Tensor] = []
     axes = PixelAxes(size, pixels)
     starts = range(0, images, BATCH)
 
     def look(start: int) -> tuple[Tensor, Tensor | None]:
-        x, seen = walk.images(start, min(BATCH, images - start))
-        return seen.float(), axes.on_grid(x.cpu()) if start < PIXEL_IMAGES else None
+        x, rows = walk.pixels(start, min(BATCH, images - start))
+        return walk.features(x, rows).cpu().float(), axes.on_grid(x.cpu()) if start < PIXEL_IMAGES else None
 
-    with progress_bar("a first look", images) as advance:
+    with progress_bar("a first look", images, shown=is_main()) as advance:
         for seen, small in in_lanes(look, starts):
             found.append(seen)
             on_grid += [] if small is None else [small]
@@ -89,17 +98,18 @@ def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, s
     if not bool(torch.isfinite(everything).all()):
         raise InputError("the features of some images are not finite; check the weights of the backbone")
     set_pixel_axes(axes, torch.cat(on_grid), seed)
-    whitening = whitened(everything, features)
-    return Look(axes, whitening, torch.cat([whitening(part).float() for part in everything.split(BATCH)]))
+    whitening = whitened(everything, features, dims)
+    phi = torch.cat([whitening(part).float() for part in everything.split(BATCH)])
+    return Look(axes, whitening, phi, walk)
 
 
-def whitened(features: Tensor, most: int) -> Whitening:
-    """Whitening of features (N, F) to at most `most` principal components."""
+def whitened(features: Tensor, most: int, least: int) -> Whitening:
+    """Whitening of features (N, F) to `most` principal components, or as many as they vary in: `least` or more."""
     moments = Moments(features.shape[1])
     for part in features.split(BATCH):
         moments.add(part)
     mean, std, correlation = moments.standardised()
-    variance, axes = principal_axes(correlation, most)
+    variance, axes = principal_axes(correlation, most, least)
     return Whitening(mean, std, axes / variance.sqrt(), variance)
 
 
@@ -109,6 +119,6 @@ def set_pixel_axes(axes: PixelAxes, images: Tensor, seed: int) -> None:
     wanted = min(axes.count + OVERSAMPLED, *images.shape)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream_seed(seed, "pixel-axes"))
-        found = torch.svd_lowrank((images - mean).double(), q=wanted, niter=3)[2]
+        found = torch.svd_lowrank(images - mean, q=wanted, niter=3)[2]
     axes.mean.copy_(mean)
     axes.axes.copy_(found[:, : axes.count])

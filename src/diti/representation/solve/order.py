@@ -5,12 +5,16 @@ A rotation changes no probe; it decides what a subset means. Letters: S stretche
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from diti.representation.solve.keep import Unknown
+
+ICA_STEPS = 200
 
 
 def whiten(directions: Tensor, phi_phi: Tensor) -> Tensor:
@@ -33,6 +37,40 @@ def fine_to_coarse(directions: Tensor, unknown: Sequence[Unknown], share: Tensor
     lost = sum(float(w) * lost_covariance(directions, u) for w, u in zip(share, unknown, strict=True))
     turned = directions @ torch.linalg.eigh(torch.as_tensor(lost))[1].flip(1)
     return turned * _signs(turned)
+
+
+def independent_inside(directions: Tensor, phi: Tensor, ends: Sequence[int], seed: int) -> Tensor:
+    """(F, D) with the dims of each subset turned to be as independent as they can over the images φ (N, F).
+
+    Any rotation inside a subset leaves its masks, its loss and every probe as they are; independent dims are
+    easier to read one by one. ends (K,): where each subset ends.
+    """
+    codes = phi.double() @ directions
+    parts = []
+    for first, stop in pairwise((0, *ends)):
+        turn = independent_rotation(codes[:, first:stop], seed) if stop - first > 1 else torch.eye(stop - first)
+        parts.append(directions[:, first:stop] @ turn.double())
+    turned = torch.cat(parts, dim=1)
+    return turned * _signs(turned)
+
+
+def independent_rotation(codes: Tensor, seed: int) -> Tensor:
+    """(D, D) rotation of white codes (N, D) by FastICA, made exactly orthogonal."""
+    from sklearn.decomposition import FastICA
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a rotation that could be better is still free
+        ica = FastICA(whiten=False, fun="logcosh", random_state=seed, max_iter=ICA_STEPS).fit(codes.numpy())
+    u, _, v = torch.linalg.svd(torch.from_numpy(ica.components_.T.copy()).double())
+    return u @ v
+
+
+def by_lost_share(directions: Tensor, unknown: Sequence[Unknown], share: Tensor, ends: Sequence[int]) -> Tensor:
+    """(F, D) with the dims of each subset from lost early to lost late."""
+    lost = (lost_shares(directions, unknown) * share[:, None]).sum(0)
+    places = [first + lost[first:stop].argsort(descending=True) for first, stop in pairwise((0, *ends))]
+    return directions[:, torch.cat(places)]
 
 
 def lost_shares(directions: Tensor, unknown: Sequence[Unknown]) -> Tensor:

@@ -43,7 +43,9 @@ class Stretches:
     def centres(self) -> Tensor:
         """(S,) the mean time-step of the draws in each stretch, rising."""
         steps = torch.arange(len(self.weight), dtype=torch.float64)
-        return torch.stack([(self.weight[a:b] * steps[a:b]).sum() / self.weight[a:b].sum() for a, b in self._pairs])
+        return torch.stack(
+            [(self.weight[a:b] * steps[a:b]).sum() / self.weight[a:b].sum() for a, b in self._pairs]
+        )
 
     def draw(self, stretch: int, uniform: Tensor) -> Tensor:
         """(B,) int64 time-steps of a stretch from (B,) numbers in [0, 1), each t with a chance in proportion to λ_t."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diti.core.errors import InputError
+from diti.core.processes import add_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +52,6 @@ class Sums:
     def add_stretch(self, stretch: int, p: Tensor, phi: Tensor, rho: Tensor, lost: Tensor) -> None:
         """Take in p (B, P), φ (B, F), ρ (B, P) and |x0 - û|² (B,) of the same images at draws from one stretch."""
         p, phi, rho = p.double(), phi.double(), rho.double()
-        if not bool(torch.isfinite(lost).all() and torch.isfinite(phi).all()):
-            raise InputError("the diffusion model or its features gave numbers that are not finite")
         a = torch.cat([torch.ones(len(p), 1, dtype=p.dtype), p], dim=1)
         mine = {name: tensor[stretch] for name, tensor in self.tensors.items() if name != "phi_phi"}
         mine["a_a"].addmm_(a.T, a)
@@ -68,6 +66,13 @@ class Sums:
         self.images += other.images
         for name, tensor in self.tensors.items():
             tensor += other.tensors[name]
+
+    def over_processes(self) -> Sums:
+        """These sums with those of all other processes in them; every process must call it."""
+        counted = torch.tensor(self.images)
+        add_up([*self.tensors.values(), counted])
+        self.images = int(counted)
+        return self
 
     def means(self, stretch: int) -> Means:
         """Of one stretch."""

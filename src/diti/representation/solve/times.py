@@ -17,7 +17,9 @@ def first_stretch_lost(lost: Tensor, tau: float) -> int:
     return int(reached[0]) if len(reached) else len(lost) - 1
 
 
-def matched_partition(lost: Tensor, centres: Sequence[float], timesteps: int, subsets: int, tau: float) -> Partition:
+def matched_partition(
+    lost: Tensor, centres: Sequence[float], timesteps: int, subsets: int, tau: float
+) -> Partition:
     """Subsets of equal width, each visible from where the mean lost share of its dims (S, D) reaches τ.
 
     The decoder's weights are known at the centres of the stretches (S,) and straight between them. So a subset

@@ -1,0 +1,55 @@
+"""The end of every run that makes a model: statistics of z, the model folder, what is found out about it, the card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.core.images import to_float
+from diti.core.progress import progress_bar
+from diti.core.runs import RunFolder, write_json, write_text
+from diti.data.prepared import Dataset
+from diti.representation.encoder import Encoder
+from diti.representation.methods import Findings, Method
+from diti.representation.model import BATCH, Model, code_statistics
+
+
+def finish(
+    method: Method, model: Model, dataset: Dataset, run: RunFolder, backbone: str, origin: Sequence[str]
+) -> Findings:
+    """Write the model folder and what the method finds out about it. origin: for the card, how it was made."""
+    model.save(run.path)
+    findings = method.check(model, dataset, run.path)
+    write_json(run.path / "checks.json", findings.facts)
+    write_text(run.path / "card.md", card(method, model, findings, backbone, origin))
+    return findings
+
+
+def training_statistics(encoder: Encoder, dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """Mean and std of z over the training split."""
+    rows = dataset.rows("train")
+    device = encoder.head.weight.device
+    with progress_bar("statistics of z", len(rows)) as advance, torch.no_grad():
+
+        def encode(part: np.ndarray) -> Tensor:
+            advance(len(part))
+            return encoder(to_float(dataset.pixels(part)).to(device)).cpu()
+
+        return code_statistics(encode, iter([rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]))
+
+
+def card(method: Method, model: Model, findings: Findings, backbone: str, origin: Sequence[str]) -> str:
+    """What the model is, how it was made, and what was measured about it."""
+    over = f" over `{backbone}`" if backbone else ""
+    cut = model.partition
+    lines = [
+        f"z: {model.dims} dims" + (f" in {cut.subsets} subsets ({cut.kind})" if cut.subsets > 1 else ""),
+        *origin,
+        *findings.sentences,
+    ]
+    listed = "\n".join(f"- {line}" for line in lines)
+    shown = "".join(f"\n![{words}]({file})\n" for file, words in findings.pictures.items())
+    return f"# {method.title}{over}\n\n{listed}\n{shown}"

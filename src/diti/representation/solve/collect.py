@@ -1,0 +1,164 @@
+"""The pass over images: each goes through every stretch of time-steps once, and only sums remain.
+
+It ends by a rule: when more images would remove hardly more of the loss. Several processes share it, and a stopped
+one continues. Letters: S stretches, P pixel axes, E whitened features, D length of z, N images.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.lanes import in_lanes
+from diti.core.processes import from_main, is_main, place
+from diti.core.progress import progress_bar
+from diti.core.rng import Draws
+from diti.core.state import load_state, save_state
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.schedule import gather, q_sample
+from diti.representation.solve.look import Look, Walk
+from diti.representation.solve.stretches import Stretches
+from diti.representation.solve.sums import Sums
+
+BATCH = 64  # images of one lane at once: what a 32 px U-Net needs of them stays near the core
+CHUNK = 512  # images after which processes add up their sums, and a state may be written
+GROWTH = 1.5  # of the images between two looks at the validation loss
+PER_REGRESSOR = 3  # images per regressor before the first look
+MOST_IMAGES = 60_000
+SECONDS_BETWEEN_STATES = 30.0
+NORM_BOUND = 1e8  # of a mean squared pixel: a frozen model that is off by more is broken
+
+Score = Callable[[Sums], float]  # share of the validation loss that a solution from these sums removes
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What the images are shown to, and who does which part of it."""
+
+    backbone: Backbone
+    stretches: Stretches
+    look: Look
+    seed: int
+
+    def new_sums(self) -> Sums:
+        return Sums(self.stretches.count, self.look.pixel_axes.count, len(self.look.whitening.variance))
+
+    def extend(self, sums: Sums, walk: Walk, until: int, advance: Callable[[int], None]) -> Iterator[None]:
+        """Take in the images of the walk up to position `until`; yields after every chunk."""
+        rank, count = place()
+        while sums.images < until:
+            stop = min(until, sums.images + CHUNK)
+            part = sums if count == 1 else self.new_sums()
+            first = sums.images
+            for start in range(first + rank * BATCH, stop, count * BATCH):
+                self.take_in(part, walk, start, min(BATCH, stop - start))
+                advance(min(count * BATCH, stop - start))
+            if count > 1:
+                sums.add(part.over_processes())
+            yield
+
+    def take_in(self, sums: Sums, walk: Walk, start: int, count: int) -> None:
+        """The images at these positions, at one draw from each stretch: the lanes share the stretches."""
+        x, rows = walk.pixels(start, count)
+        phi = self.look.phi_of(walk, start, x, rows)
+        sums.add_images(phi)
+        draws = Draws(self.seed, start, count)
+
+        def at(stretch: int) -> None:
+            t = self.stretches.draw(stretch, draws.uniform(f"{walk.purpose}-time-{stretch}")).to(x.device)
+            noise = draws.normal(f"{walk.purpose}-noise-{stretch}", tuple(x.shape[1:])).to(x.device)
+            u = self.backbone.x0(q_sample(x, noise, gather(self.backbone.schedule.alpha_bar, t, x)), t)
+            u, lost = u.cpu(), (x - u).cpu()
+            squares = lost.double().square().flatten(1).sum(1)
+            require_finite(squares, self.stretches, stretch)
+            axes = self.look.pixel_axes
+            sums.add_stretch(stretch, axes.coordinates(u), phi, axes.difference(lost), squares)
+
+        for _ in in_lanes(at, range(self.stretches.count)):
+            pass
+
+
+def require_finite(squares: Tensor, stretches: Stretches, stretch: int) -> None:
+    """InputError for a diffusion model whose reconstruction is not a number, or absurd, in a stretch."""
+    if not bool((squares < NORM_BOUND).all()):  # false for nan, too
+        first, stop = stretches.bounds[stretch], stretches.bounds[stretch + 1] - 1
+        raise InputError(
+            f"the diffusion model's reconstruction is not a usable number at some t in {first}..{stop}; "
+            "check its weights and its scheduler's betas and prediction_type"
+        )
+
+
+# ---- How many images ---------------------------------------------------------------------------------------
+
+
+def remaining_gain(before: tuple[int, float], now: tuple[int, float]) -> float:
+    """Share of the loss that endlessly more images would still remove, from two scores (images, share removed).
+
+    What is left to gain falls as 1 / N: score = limit - c / N.
+    """
+    (few, low), (many, high) = before, now
+    return (high - low) / (many / few - 1)
+
+
+def next_mark(regressors: int, scores: list[tuple[int, float]], tolerance: float) -> int:
+    """Images at which to look again: a half more, or where the rule expects to end."""
+    if not scores:
+        return _rounded(PER_REGRESSOR * regressors)
+    images = scores[-1][0]
+    grown = GROWTH * images
+    if len(scores) > 1:
+        expected = images * remaining_gain(*scores[-2:]) / tolerance
+        grown = min(grown, max(expected, images + BATCH))
+    return min(MOST_IMAGES, _rounded(grown))
+
+
+def enough(scores: list[tuple[int, float]], tolerance: float) -> bool:
+    """Whether more images would remove less than `tolerance` of the loss, or too many were seen."""
+    if scores and scores[-1][0] >= MOST_IMAGES:
+        return True
+    return len(scores) > 1 and remaining_gain(*scores[-2:]) <= tolerance
+
+
+def _rounded(images: float) -> int:
+    """Up to whole batches."""
+    return -int(-images // BATCH) * BATCH
+
+
+# ---- The pass ----------------------------------------------------------------------------------------------
+
+
+def collect(
+    job: Pass,
+    walk: Walk,
+    score: Score,
+    *,
+    regressors: int,
+    images: int | None,
+    tolerance: float,
+    state: Path | None,
+    log: Callable[..., None],
+) -> Sums:
+    """Sums over `images` images, or over as many as the rule asks for; continues from the newest `state`."""
+    sums, scores = job.new_sums(), []
+    if state is not None and (found := load_state(state)) is not None:
+        sums.restore(found[0])
+        scores = [(int(n), float(share)) for n, share in found[1]["scores"]]
+    saved = time.monotonic()
+    main = is_main()
+    while (images is None and not enough(scores, tolerance)) or (images is not None and sums.images < images):
+        mark = images or max(next_mark(regressors, scores, tolerance), sums.images)
+        label = "the pass" if images else "the pass, to the next look"
+        with progress_bar(label, mark, start=sums.images, shown=main) as advance:
+            for _ in job.extend(sums, walk, mark, advance):
+                if main and state is not None and time.monotonic() - saved > SECONDS_BETWEEN_STATES:
+                    save_state(state, sums.images, sums.state(), {"scores": scores})
+                    saved = time.monotonic()
+        if images is None:
+            scores.append((sums.images, from_main(score(sums) if main else 0.0)))
+            log(images=sums.images, loss_removed_from_sums=scores[-1][1])
+    return sums

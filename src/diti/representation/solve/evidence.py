@@ -1,0 +1,154 @@
+"""From settings, a backbone and images to the evidence that a solution follows from.
+
+Letters: N training images, F features, D length of z, P pixel axes, E whitened features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.config import SolveConfig
+from diti.core.errors import InputError
+from diti.core.processes import is_main
+from diti.core.progress import progress_bar
+from diti.core.rng import numpy_generator
+from diti.core.state import load_state, save_state
+from diti.data.prepared import Dataset, Stream
+from diti.diffusion.backbone import Backbone
+from diti.representation.encoder import Encoder, build_encoder, given_encoder
+from diti.representation.solve.collect import Pass, collect
+from diti.representation.solve.look import LOOKED_AT, FeatureMap, Walk, first_look
+from diti.representation.solve.solution import Evidence, quick_removed
+from diti.representation.solve.stretches import make_stretches
+from diti.representation.solve.sums import Sums
+
+VALIDATION = 640  # images on which penalties are chosen, and on which the rule looks
+HELD_OUT = 0.1  # of the training images, where the data has no validation images
+PER_DIM = 4  # images that each dim of z needs at least
+PER_AXIS = 8  # images for each pixel axis
+
+Log = Callable[..., None]
+
+
+def new_encoder(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> Encoder:
+    """The encoder whose last layer is to be found: over the backbone's features, or over given ones (N, F)."""
+    if features is None:
+        return build_encoder(config.code, backbone, config.seed).eval()
+    return given_encoder(backbone.size, config.code_dim, features.shape[1]).eval()
+
+
+def gather_evidence(
+    config: SolveConfig,
+    backbone: Backbone,
+    dataset: Dataset,
+    encoder: Encoder,
+    features: np.ndarray | None = None,
+    state: Path | None = None,
+    log: Log = lambda **facts: None,
+) -> Evidence:
+    """Look, then pass over the images. state: folder to continue from. log: told how the rule went."""
+    train_rows, valid_rows = split_rows(dataset, config.seed)
+    images, settings = len(train_rows), config.solution
+    require_images(images, config.code_dim)
+    device = next(backbone.parameters()).device
+    seen = feature_map(encoder, features)
+    # Given features are those of the images as they are, not of their mirror images.
+    flip = config.flip and features is None
+    walk = Walk(dataset, Stream(train_rows, config.seed, flip=flip), seen, device, "solve-train")
+    valid_walk = Walk(dataset, Stream(valid_rows, config.seed, flip=False), seen, device, "solve-valid")
+    pixels = max(1, min(settings.pixel_axes, images // PER_AXIS))
+    whitened = min(settings.whitened, encoder.trunk.features, images // PER_DIM)
+    look = first_look(walk, min(LOOKED_AT, images), backbone.size, pixels, whitened, config.code_dim, config.seed)
+    regressors = 1 + look.pixel_axes.count + config.code_dim
+    require_pass(config.images, regressors)
+    stretches = make_stretches(backbone.schedule, min(settings.stretches, backbone.timesteps))
+    job = Pass(backbone, stretches, look, config.seed)
+    valid = _validation_sums(job, valid_walk, state)
+    train = collect(
+        job,
+        walk,
+        lambda sums: quick_removed(
+            Evidence(stretches, look, sums, valid), config.code_dim, settings.features_weight
+        ),
+        regressors=regressors,
+        images=config.images,
+        tolerance=settings.tolerance,
+        state=state,
+        log=log,
+    )
+    return Evidence(stretches, look, train, valid)
+
+
+def split_rows(dataset: Dataset, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to solve on, and rows to choose penalties on: the data's own validation images, or some held out."""
+    train, valid = dataset.rows("train"), dataset.rows("valid")
+    if len(valid):
+        return train, valid
+    mixed = numpy_generator(seed, "solve-held-out").permutation(train)
+    held_out = max(1, round(HELD_OUT * len(train)))
+    return np.sort(mixed[held_out:]), np.sort(mixed[:held_out])
+
+
+def require_images(images: int, dims: int) -> None:
+    """InputError for fewer images than the regressions can bear."""
+    if images < PER_DIM * dims:
+        most = images // PER_DIM
+        remedy = f"use --code-dim {most} or less, or " if most else ""
+        raise InputError(
+            f"{images} training images are too few for a code of {dims} dims: {remedy}give at least "
+            f"{PER_DIM * dims} training images"
+        )
+
+
+def require_pass(images: int | None, regressors: int) -> None:
+    """InputError for a pass that is shorter than its regressions have unknowns."""
+    if images is not None and images < 2 * regressors:
+        raise InputError(
+            f"--images {images} is too short: each regression has {regressors} regressors and needs twice as many "
+            f"images; give at least {2 * regressors}, or leave --images out"
+        )
+
+
+def feature_map(encoder: Encoder, given: np.ndarray | None) -> FeatureMap:
+    """What is seen in images: the encoder's frozen trunk, or rows of a given array (N, F)."""
+    if given is None:
+        return lambda pixels, rows: encoder.features(pixels)
+
+    def look_up(pixels: Tensor, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(given[rows], np.float32))
+
+    return look_up
+
+
+def require_features(features: Any, dataset: Dataset) -> np.ndarray:
+    """Given features as an array (N, F) with a row per image, all finite."""
+    array = np.asarray(features)
+    if array.ndim != 2 or len(array) != len(dataset) or not np.issubdtype(array.dtype, np.floating):
+        raise InputError(
+            f"features are {array.dtype} of shape {array.shape}; give floats ({len(dataset)}, F), a row per image "
+            "of the data in its order"
+        )
+    if not np.isfinite(array).all():
+        raise InputError("some of the given features are not finite; replace them before solving")
+    return array
+
+
+def _validation_sums(job: Pass, walk: Walk, state: Path | None) -> Sums:
+    """Sums over validation images, computed once for a run that was stopped."""
+    sums = job.new_sums()
+    folder = None if state is None else state / "validation"
+    if folder is not None and (found := load_state(folder)) is not None:
+        sums.restore(found[0])
+        return sums
+    with progress_bar("validation images", VALIDATION, shown=is_main()) as advance:
+        for _ in job.extend(sums, walk, VALIDATION, advance):
+            pass
+    if folder is not None and is_main():
+        save_state(folder, VALIDATION, sums.state(), {})
+    return sums

@@ -1,0 +1,144 @@
+"""`diti solve` and `diti.solve`: DiTi and PDAE in closed form, into a model folder of the usual kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from diti.config import SolveConfig, TrainingConfig, differences, from_mapping, load_yaml
+from diti.core.errors import InputError
+from diti.core.loop import make_accelerator
+from diti.core.runs import RunFolder, read_json
+from diti.data.prepared import Dataset
+from diti.data.sources import open_data
+from diti.diffusion.backbone import Backbone, load_backbone
+from diti.representation.diffusion_model import DiTi
+from diti.representation.finish import finish, training_statistics
+from diti.representation.methods import Findings, find_method
+from diti.representation.solve.evidence import new_encoder, require_features, require_images, split_rows
+from diti.representation.solve.figure import save_lost_figure
+from diti.representation.solve.solved import Solved, solve_networks
+
+FREE = frozenset({"data"})  # what a continued run may name otherwise: its content is compared by hash
+
+
+def solve_model(config: SolveConfig, out: Path) -> Findings | None:
+    """Solve, or continue to solve, in the run folder `out`; None where it is solved already."""
+    began = time.monotonic()
+    backbone = load_backbone(config.backbone)
+    refuse(config, backbone)
+    accelerator = make_accelerator(TrainingConfig())
+    with accelerator.main_process_first():
+        dataset = open_data(config.data, backbone.size)
+    backbone.require_size(dataset.size)
+    require_images(len(split_rows(dataset, config.seed)[0]), config.code_dim)
+    inputs = {
+        "verb": "solve", "data_name": dataset.name, "data_hash": dataset.hash, "backbone_hash": backbone.digest(),
+    }  # fmt: skip
+    if solved_already(config, out, inputs):
+        return None
+    run = RunFolder(out)
+    main = accelerator.is_main_process
+    if main:
+        run.begin(config, inputs, FREE)
+    accelerator.wait_for_everyone()
+
+    def log(**facts: Any) -> None:
+        if main:
+            run.log(**facts)
+
+    solved = solve_networks(config, backbone.to(accelerator.device), dataset, state=out / "state", log=log)
+    findings = Findings()
+    if main:
+        findings = write(config, solved, dataset, run, time.monotonic() - began)
+        shutil.rmtree(out / "state", ignore_errors=True)  # hundreds of MB that nobody needs any more
+    accelerator.end_training()
+    return findings
+
+
+def refuse(config: SolveConfig, backbone: Backbone) -> None:
+    """InputError for what cannot be solved, before any work."""
+    new_encoder(config, backbone)
+    if config.method == "diti" and config.subsets > config.code_dim:
+        raise InputError(
+            f"{config.subsets} subsets do not fit in {config.code_dim} dims: each needs one; use fewer --subsets"
+        )
+
+
+def solved_already(config: SolveConfig, out: Path, inputs: dict[str, Any]) -> bool:
+    """Whether the folder holds this very solution; InputError where it holds another finished model."""
+    if not (out / "model.json").is_file():
+        return False
+    facts = read_json(out / "run.json") if (out / "run.json").is_file() else {}
+    if facts.get("verb") != "solve":
+        raise InputError(f"--out {out} holds a model that diti solve did not write; choose a new or empty folder")
+    changed = differences(load_yaml(SolveConfig(), out / "config.yaml"), config, FREE)
+    changed += [name for name, value in inputs.items() if facts.get(name) != value]
+    if changed:
+        raise InputError(
+            f"--out {out} holds a solution with other settings ({', '.join(changed)}); choose another folder"
+        )
+    return (out / "card.md").is_file()
+
+
+def write(config: SolveConfig, solved: Solved, dataset: Dataset, run: RunFolder, seconds: float) -> Findings:
+    """The model folder, with a figure of what is lost when."""
+    method, solution = find_method(config.method), solved.solution
+    model = as_model(config, solved, dataset)
+    images = solved.evidence.train.images
+    facts = {"loss_removed_from_sums": solution.removed, "loss_removed_without_z": solution.removed_without_z}
+    origin = [
+        f"solved in closed form from {images:,} images of `{config.data}` in {seconds:.0f} s, seed {config.seed}",
+        f"without z the same regression removes {solution.removed_without_z:.1%} of the loss",
+    ]
+    save_lost_figure(solution, solved.evidence.stretches, run.path / "lost.png")
+    findings = finish(method, model, dataset, run, config.backbone, origin)
+    run.log(images=images, seconds=seconds, penalties=solution.penalties, **facts)
+    return dataclasses.replace(findings, pictures={**findings.pictures, "lost.png": "share lost by dim and time"})
+
+
+def as_model(config: SolveConfig, solved: Solved, dataset: Dataset) -> DiTi:
+    """The solved networks with the statistics of their code."""
+    if solved.encoder.description["kind"] == "given":  # whitened on the training images: mean 0, variance 1
+        mean, std = solved.encoder.head.bias.detach().clone(), solved.encoder.head.bias.new_ones(config.code_dim)
+    else:
+        mean, std = training_statistics(solved.encoder, dataset)
+    return DiTi(solved.encoder, solved.decoder.eval(), solved.solution.partition, mean, std, config.method)
+
+
+def solve(
+    data: str | Dataset,
+    backbone: str | Backbone,
+    *,
+    features: Any = None,
+    out: str | Path | None = None,
+    **settings: Any,
+) -> DiTi:
+    """A solved model of images, in minutes: what `diti solve` does, from Python.
+
+    settings: any option of `diti solve` by name, such as method, code_dim, subsets, tau, features_weight.
+    features: (N, F) floats, a row per image of the data, of any other network: z is then made from these, and
+    `model.encode` takes such rows. out: folder to save the model in.
+    """
+    frozen = load_backbone(backbone) if isinstance(backbone, str) else backbone
+    dataset = open_data(data, frozen.size) if isinstance(data, str) else data
+    frozen.require_size(dataset.size)
+    config = settings_from(settings)
+    given = None if features is None else require_features(features, dataset)
+    if given is None:
+        refuse(config, frozen)
+    model = as_model(config, solve_networks(config, frozen, dataset, features=given), dataset)
+    if out is not None:
+        model.save(Path(out))
+    return model
+
+
+def settings_from(options: dict[str, Any]) -> SolveConfig:
+    """The settings of options by their plain names."""
+    inner = {field.name for field in dataclasses.fields(SolveConfig().solution)}
+    nested = {name: value for name, value in options.items() if name in inner}
+    plain = {name: value for name, value in options.items() if name not in inner}
+    return from_mapping(SolveConfig(), plain | ({"solution": nested} if nested else {}), "diti.solve")

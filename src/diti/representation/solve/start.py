@@ -1,0 +1,81 @@
+"""The closed-form solution as the start of a training: solved once for the same data, backbone and settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+from diti import __version__
+from diti.config import SolveConfig, TrainConfig
+from diti.core.processes import from_main, is_main
+from diti.core.runs import atomic_path, read_json, write_json
+from diti.data.prepared import Dataset
+from diti.data.sources import cache_folder
+from diti.diffusion.backbone import Backbone
+from diti.representation.encoder import Encoder, load_encoder
+from diti.representation.linear import LinearPart
+from diti.representation.partition import Partition
+from diti.representation.shift import load_decoder
+from diti.representation.solve.solved import solve_networks
+
+
+def solve_settings(config: TrainConfig) -> SolveConfig:
+    """The settings of `diti solve` that a training implies."""
+    return SolveConfig(
+        method="pdae" if config.method == "pdae" else "diti",
+        data=config.data,
+        backbone=config.backbone,
+        code_dim=config.code.code_dim,
+        subsets=config.subsets,
+        encoder_time=config.code.encoder_time,
+        encoder_pixels=config.code.encoder_pixels,
+        flip=config.training.flip,
+        seed=config.training.seed,
+        solution=config.solution,
+    )
+
+
+def solved_start(
+    config: TrainConfig, backbone: Backbone, dataset: Dataset, partition: Partition | None
+) -> tuple[Encoder, LinearPart, Partition]:
+    """Encoder, linear part of the decoder and partition; partition: a cut to keep to, or None for `matched`."""
+    settings = solve_settings(config)
+    folder = cache_folder() / "solved" / _key(settings, backbone, dataset, partition)
+    if not from_main(float((folder / "partition.json").is_file())):
+        solved = solve_networks(settings, backbone, dataset, partition=partition)
+        if is_main():
+            with atomic_path(folder) as temporary:
+                solved.encoder.save(temporary / "encoder")
+                solved.decoder.save(temporary / "decoder")
+                write_json(temporary / "partition.json", solved.solution.partition.to_json())
+        found = solved.encoder, solved.decoder.linear, solved.solution.partition
+    else:
+        found = _read(folder, backbone)
+    encoder, linear, cut = found
+    assert linear is not None  # solved decoders have one
+    if config.code.trunk == "fine-tuned":
+        encoder = _free(encoder)
+    return encoder, linear, cut
+
+
+def _read(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart | None, Partition]:
+    decoder = load_decoder(folder / "decoder", backbone)
+    cut = Partition.from_json(read_json(folder / "partition.json"))
+    return load_encoder(folder / "encoder"), decoder.linear, cut
+
+
+def _free(encoder: Encoder) -> Encoder:
+    """The same encoder with a trunk that is trained, too."""
+    free = Encoder({**encoder.description, "frozen": False})
+    free.load_state_dict(encoder.state_dict())
+    return free
+
+
+def _key(settings: SolveConfig, backbone: Backbone, dataset: Dataset, partition: Partition | None) -> str:
+    """Of everything that the solution depends on, names of folders left out."""
+    plain = dataclasses.asdict(dataclasses.replace(settings, data="", backbone=""))
+    cut = partition.to_json() if partition else None
+    text = json.dumps([__version__, plain, backbone.digest(), dataset.hash, cut], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
