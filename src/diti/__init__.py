@@ -20,17 +20,7 @@ _PUBLIC = {
     "solve": "diti.representation.solve.run",
     "InputError": "diti.core.errors",
 }
-__all__ = [
-    "DiTi",
-    "InputError",
-    "Partition",
-    "Transformer",
-    "__version__",
-    "load",
-    "load_backbone",
-    "open_data",
-    "solve",
-]
+__all__ = [*_PUBLIC, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

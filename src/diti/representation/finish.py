@@ -1,4 +1,4 @@
-"""The end of every run that makes a model: statistics of z, the model folder, what is found out about it, the card."""
+"""The end of every run that makes a model: statistics of z, the model folder, what is found out, and the card."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What turns an image into features, before the encoder's last layer. Each is (B,3,H,W) in [-1,1] -> (B,F).
 
 authors: the convolutions of the authors' 64 px and 128 px encoders.  residual: a small residual network for any
-size.  backbone: the diffusion U-Net's own down path, pooled.  given: features from elsewhere.  Letters: B images, F features, C channels.
+size.  backbone: the diffusion U-Net's own down path, pooled.  given: features from elsewhere, (B,F) -> (B,F).
+Letters: B images, F features, C channels.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diti.config import TrainConfig, preset, resolve
+from diti.config import TrainConfig, preset
 from diti.core.errors import InputError
 from diti.core.loop import LossReport, loss_by_time
 from diti.core.rng import Draws
@@ -77,7 +77,7 @@ def new_decoder(config: TrainConfig, backbone: Backbone | int) -> ConditionedUNe
     """The U-Net from a backbone, or from the side of the images: then of the preset's shape, and random."""
     dims, seed = config.code.code_dim, config.training.seed
     if isinstance(backbone, Backbone):
-        return ConditionedUNet(backbone, dims, resolve(config).start, seed)
+        return ConditionedUNet(backbone, dims, "random" if config.start == "random" else "copy", seed)
     shape = replace(preset(config.preset).backbone, size=backbone)
     return ConditionedUNet(build_backbone(shape, seed), dims, "random", seed)
 

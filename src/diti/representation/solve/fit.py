@@ -14,7 +14,7 @@ from torch import Tensor
 from diti.representation.solve.keep import ridge
 from diti.representation.solve.sums import Means
 
-PENALTIES = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of the mean diagonal
+PENALTIES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of the mean diagonal
 
 
 @dataclass(frozen=True, eq=False)

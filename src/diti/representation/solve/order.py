@@ -1,4 +1,4 @@
-"""Step 3: the theory as an algorithm. z is turned so that its dims run from lost early (fine) to lost late (coarse).
+"""Step 3: the theory as an algorithm. z is turned so that its dims run from lost early (fine) to late (coarse).
 
 A rotation changes no probe; it decides what a subset means. Letters: S stretches, F features, D length of z.
 """

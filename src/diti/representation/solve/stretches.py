@@ -48,7 +48,7 @@ class Stretches:
         )
 
     def draw(self, stretch: int, uniform: Tensor) -> Tensor:
-        """(B,) int64 time-steps of a stretch from (B,) numbers in [0, 1), each t with a chance in proportion to λ_t."""
+        """(B,) int64 time-steps of a stretch from (B,) numbers in [0, 1), each t with a chance by its λ_t."""
         first, stop = self.bounds[stretch], self.bounds[stretch + 1]
         below = self.weight[first:stop].cumsum(0)
         drawn = torch.searchsorted(below, uniform.double() * below[-1], right=True)
@@ -60,7 +60,7 @@ class Stretches:
 
 
 def make_stretches(schedule: Schedule, count: int, spacing: str = "mixed") -> Stretches:
-    """`count` stretches, even on the axis of `spacing` (see `sampler.timesteps`), each of one time-step or more."""
+    """`count` stretches, even on the axis of `spacing` (see `sampler.timesteps`), each of one step or more."""
     scale = time_scale(schedule, spacing)
     usable = len(scale)
     if not 1 <= count <= usable:
