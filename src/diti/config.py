@@ -162,7 +162,7 @@ class SolutionConfig:
     stretches: int = 16  # S, stretches of time-steps, finer where the model loses most
     pixel_axes: int = 512  # P, principal axes of the pixels, at most; fewer for few images
     whitened: int = 768  # principal components of the features that are looked at, at most; fewer for few images
-    tolerance: float = 0.04  # images are added until more would remove less than this share of the loss
+    tolerance: float = 0.05  # images are added until more would remove less than this share of the loss
 
     def __post_init__(self) -> None:
         if not 0 < self.tau < 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from diti.config import DEFAULT_PRESET, TrainConfig, train_preset
+from diti.config import DEFAULT_PRESET, TrainConfig, resolve, train_preset
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture
 from diti.core.runs import atomic_path
@@ -113,10 +113,14 @@ def train_methods(out: Path, data: Path, length: Length) -> list[Path]:
 
 
 def settings(method: str, seed: int, data: Path, images: int) -> TrainConfig:
-    """The preset's recipe, as `diti train --method METHOD` has it."""
+    """The preset's recipe, trained from the backbone: `diti train --method METHOD --start copy`."""
     usual = train_preset(DEFAULT_PRESET)
     training = dataclasses.replace(usual.training, images=images, seed=seed)
-    return dataclasses.replace(usual, method=method, data=str(data), backbone=DEFAULT_PRESET, training=training)
+    return resolve(
+        dataclasses.replace(
+            usual, method=method, start="copy", data=str(data), backbone=DEFAULT_PRESET, training=training
+        )
+    )
 
 
 def copy_shipped(out: Path) -> Path:

@@ -20,6 +20,7 @@ def make_run(path, data="toyfaces:40", subsets=4, decoder=True, weights=b"w"):
         (path / folder).mkdir(parents=True)
         (path / folder / "model.safetensors").write_bytes(weights)
     (path / "config.yaml").write_text(f"data: {data}\n")
+    (path / "run.json").write_text(json.dumps({"verb": "train"}))
     (path / "partition.json").write_text(json.dumps({"subsets": subsets}))
     return path
 

@@ -252,11 +252,12 @@ def test_the_papers_numbers_on_other_data_when_asked(good, bad):
 
 def test_table2_lists_variants_of_diti(bad):
     balanced = replace(USUAL, partition="balanced", detach=True, subsets=64)
-    variants = [make_group(0.3), make_group(0.5, config=balanced), bad]
+    staged = replace(USUAL, partition="staged-even")
+    variants = [make_group(0.3, config=staged), make_group(0.5, config=balanced), bad]
     table = table2(variants, paper=True)
     assert list(table.columns)[:5] == ["method", "partition", "detach", "k", "mean AP %"]
     assert [[cell.text for cell in row[:4]] for row in table.rows] == [
-        ["DiTi", "staged-even", "no", "16"],
+        ["DiTi, staged-even", "staged-even", "no", "16"],
         ["DiTi-Detach, k = 64, balanced", "balanced", "yes", "64"],
     ]
     assert [cell.text for cell in column(table, "paper: mean AP %").values()] == ["62.1", "62.5"]

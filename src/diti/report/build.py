@@ -15,7 +15,7 @@ from diti.report import tables
 from diti.report.blocks import Page, Section, Table
 from diti.report.evidence import Effort, measure_runs
 from diti.report.page import save_page
-from diti.report.runs import Group, Run, check_finished, group_runs, read_run
+from diti.report.runs import Group, Run, check_finished, group_runs, read_config, read_run
 from diti.report.sections import sections
 
 PAGE, RECORD, LOGS = "index.html", "report.json", "logs"
@@ -87,9 +87,7 @@ def find_runs(sources: Sequence[str | Path]) -> list[Path]:
 
 def shared_data(paths: Sequence[Path]) -> str:
     """What --data the runs were trained on, if it is the same."""
-    from diti.config import TrainConfig, load_yaml
-
-    names = {load_yaml(TrainConfig(), path / "config.yaml").data for path in paths}
+    names = {read_config(path).data for path in paths}
     if len(names) > 1:
         raise InputError(
             f"the runs were trained on different data ({', '.join(sorted(names))}); choose with --data"

@@ -52,7 +52,7 @@ def paper_scores(label: str, trained_on: str) -> Scores | None:
 
 def ablation_scores(partition: str, detach: bool, subsets: int) -> Scores | None:
     """The line of table 2 with that partition, as `diti train` names it; None where there is none."""
-    if partition == "adaptive":  # not in the paper
+    if partition in ("adaptive", "matched", "auto"):  # not in the paper
         return None
     return TABLE_2.get((partition != "balanced", detach, subsets))
 

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diti.config import TRAIN_PRESETS, TrainConfig, TrainingConfig, differences, load_yaml, train_preset
+from diti.config import (
+    TRAIN_PRESETS,
+    SolveConfig,
+    TrainConfig,
+    TrainingConfig,
+    differences,
+    load_yaml,
+    resolve,
+    train_preset,
+)
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, read_json, sha256_file
 from diti.representation.methods import idle_settings, title_of
@@ -30,6 +39,7 @@ WORDS = {
 SPECIAL_WORDS = {
     ("views.augment", "none"): "without augmentation",
     ("views.augment", "no-colour"): "without colour augmentation",
+    ("start", "copy"): "from the backbone",
 }
 NO_EFFECT = ("seed", "log_images", "validate_images", "checkpoint_images", "gradient_accumulation_steps")
 MEASURED = {
@@ -37,6 +47,7 @@ MEASURED = {
     "analysis": "analysis/analysis.json",
     "counterfactuals": "counterfactuals/counterfactuals.json",
 }
+MAKERS = ("train", "solve")  # verbs whose folders are runs
 NEEDED = ("config.yaml", "run.json", "model.json", "checks.json")
 
 
@@ -131,13 +142,13 @@ def measured_folder(run: Path, dataset_name: str, dataset_hash: str) -> Path:
 def read_run(path: Path, dataset: Dataset) -> Run:
     """A finished run of `diti train` with its records on `dataset`; InputError for any other folder."""
     check_finished(path)
-    config = load_yaml(TrainConfig(), path / "config.yaml")
+    config = read_config(path)
     log = RunFolder(path).read_log()
     speeds = [line["images_per_s"] for line in log if "images_per_s" in line]
     unet, measured = _weight_files(path).get("unet"), measured_folder(path, dataset.name, dataset.hash)
     return Run(
         path=path,
-        label=label_of(config),
+        label=label_of(config) + (", solved" if _verb(path) == "solve" else ""),
         config=config,
         facts=read_json(path / "run.json"),
         checks=read_json(path / "checks.json"),
@@ -153,9 +164,9 @@ def read_run(path: Path, dataset: Dataset) -> Run:
 
 
 def check_finished(path: Path) -> None:
-    """InputError for anything but a folder that `diti train` wrote to its end; says how to finish it."""
+    """InputError for anything but a folder that diti train or solve wrote to its end; says how to finish it."""
     _check_kind(path)
-    length = load_yaml(TrainConfig(), path / "config.yaml").training.images
+    length = 0 if _verb(path) == "solve" else read_config(path).training.images
     missing = [name for name in NEEDED if not (path / name).is_file()]
     if (seen := images_seen(RunFolder(path).read_log())) < length:
         missing.append(f"{length - seen:,} of its {length:,} images")
@@ -170,15 +181,33 @@ def images_seen(log: Sequence[Record]) -> int:
 
 
 def _check_kind(path: Path) -> None:
-    """A folder of `diti train`, finished or not."""
+    """A folder of `diti train` or `diti solve`, finished or not."""
     missing = [name for name in ("config.yaml", "run.json") if not (path / name).is_file()]
     if missing:
         raise InputError(
             f"{path} is not a run folder ({', '.join(missing)} missing); name a folder written by: diti train"
         )
-    verb = read_json(path / "run.json").get("verb")
-    if verb != "train":
-        raise InputError(f"{path} was written by diti {verb}; name a folder written by: diti train")
+    if _verb(path) not in MAKERS:
+        raise InputError(f"{path} was written by diti {_verb(path)}; name a folder written by: diti train")
+
+
+def _verb(path: Path) -> str:
+    """The verb that wrote a run folder."""
+    return str(read_json(path / "run.json").get("verb"))
+
+
+def read_config(path: Path) -> TrainConfig:
+    """The settings of a run; those of a solved one as the training that would start from it."""
+    if _verb(path) != "solve":
+        return resolve(load_yaml(TrainConfig(), path / "config.yaml"))
+    solved = load_yaml(SolveConfig(), path / "config.yaml")
+    return resolve(
+        TrainConfig(
+            method=solved.method, preset="", data=solved.data, backbone=solved.backbone, subsets=solved.subsets,
+            start="solved", code=solved.code, solution=solved.solution,
+            training=TrainingConfig(flip=solved.flip, seed=solved.seed),
+        )
+    )  # fmt: skip
 
 
 def _read_measured(folder: Path) -> dict[str, Record | None]:
@@ -208,15 +237,26 @@ def label_of(config: TrainConfig, only: Sequence[str] | None = None) -> str:
 
     How long and on what it was trained is left to the tables.
     """
+    config = resolve(config)
     name = title_of(config.method)
-    usual = train_preset(config.preset) if config.preset in TRAIN_PRESETS else TrainConfig()
-    changed = differences(usual, config, frozenset({"method", "preset", "data", "backbone", "training", "detach"}))
+    skipped = frozenset({"method", "preset", "data", "backbone", "training", "detach", "start"})
+    changed = differences(_usual(config, config.start), config, skipped)
+    changed += ["start"] if config.start != _usual(config, "auto").start else []
     if config.method == "diti":
         name += "-Detach" if config.detach else ""
     idle = idle_settings(config.method)
     changed = [setting for setting in changed if setting.partition(".")[0] not in idle]
     shown = [setting for setting in changed if only is None or setting in only]
     return ", ".join([name, *(_words(setting, _value(config, setting)) for setting in shown)])
+
+
+def _usual(config: TrainConfig, start: Any) -> TrainConfig:
+    """What its preset says, of the same method and encoder, when it starts from there."""
+    preset = train_preset(config.preset) if config.preset in TRAIN_PRESETS else TrainConfig()
+    encoder = config.code.encoder
+    usual = dataclasses.replace(preset, method=config.method, start=start)
+    cut = resolve(dataclasses.replace(usual, code=dataclasses.replace(usual.code, encoder=encoder)))
+    return dataclasses.replace(usual, start=cut.start, partition=cut.partition)
 
 
 def _value(config: TrainConfig, setting: str) -> Any:

@@ -28,7 +28,7 @@ from diti.representation.solve.sums import Sums
 BATCH = 64  # images of one lane at once: what a 32 px U-Net needs of them stays near the core
 CHUNK = 512  # images after which processes add up their sums, and a state may be written
 GROWTH = 1.5  # of the images between two looks at the validation loss
-PER_REGRESSOR = 3  # images per regressor before the first look
+PER_REGRESSOR = 4  # images per regressor before the first look
 MOST_IMAGES = 60_000
 SECONDS_BETWEEN_STATES = 30.0
 NORM_BOUND = 1e8  # of a mean squared pixel: a frozen model that is off by more is broken
@@ -75,7 +75,7 @@ class Pass:
             u = self.backbone.x0(q_sample(x, noise, gather(self.backbone.schedule.alpha_bar, t, x)), t)
             u, lost = u.cpu(), (x - u).cpu()
             squares = lost.double().square().flatten(1).sum(1)
-            require_finite(squares, self.stretches, stretch)
+            require_finite(squares, x[0].numel(), self.stretches, stretch)
             axes = self.look.pixel_axes
             sums.add_stretch(stretch, axes.coordinates(u), phi, axes.difference(lost), squares)
 
@@ -83,9 +83,12 @@ class Pass:
             pass
 
 
-def require_finite(squares: Tensor, stretches: Stretches, stretch: int) -> None:
-    """InputError for a diffusion model whose reconstruction is not a number, or absurd, in a stretch."""
-    if not bool((squares < NORM_BOUND).all()):  # false for nan, too
+def require_finite(squares: Tensor, pixels: int, stretches: Stretches, stretch: int) -> None:
+    """InputError for a diffusion model whose reconstruction is not a number, or absurd, in a stretch.
+
+    squares (B,): squared errors of images, summed over their pixels.
+    """
+    if not bool((squares < NORM_BOUND * pixels).all()):  # false for nan, too
         first, stop = stretches.bounds[stretch], stretches.bounds[stretch + 1] - 1
         raise InputError(
             f"the diffusion model's reconstruction is not a usable number at some t in {first}..{stop}; "

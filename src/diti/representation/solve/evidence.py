@@ -28,7 +28,7 @@ from diti.representation.solve.solution import Evidence, quick_removed
 from diti.representation.solve.stretches import make_stretches
 from diti.representation.solve.sums import Sums
 
-VALIDATION = 640  # images on which penalties are chosen, and on which the rule looks
+VALIDATION = 512  # images on which penalties are chosen, and on which the rule looks
 HELD_OUT = 0.1  # of the training images, where the data has no validation images
 PER_DIM = 4  # images that each dim of z needs at least
 PER_AXIS = 8  # images for each pixel axis

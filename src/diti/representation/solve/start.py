@@ -7,10 +7,9 @@ import hashlib
 import json
 from pathlib import Path
 
-from diti import __version__
 from diti.config import SolveConfig, TrainConfig
 from diti.core.processes import from_main, is_main
-from diti.core.runs import atomic_path, read_json, write_json
+from diti.core.runs import atomic_path, read_json, versions, write_json
 from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder
 from diti.diffusion.backbone import Backbone
@@ -77,5 +76,5 @@ def _key(settings: SolveConfig, backbone: Backbone, dataset: Dataset, partition:
     """Of everything that the solution depends on, names of folders left out."""
     plain = dataclasses.asdict(dataclasses.replace(settings, data="", backbone=""))
     cut = partition.to_json() if partition else None
-    text = json.dumps([__version__, plain, backbone.digest(), dataset.hash, cut], sort_keys=True)
+    text = json.dumps([versions()["diti"], plain, backbone.digest(), dataset.hash, cut], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]

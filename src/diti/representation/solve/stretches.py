@@ -43,9 +43,9 @@ class Stretches:
     def centres(self) -> Tensor:
         """(S,) the mean time-step of the draws in each stretch, rising."""
         steps = torch.arange(len(self.weight), dtype=torch.float64)
-        return torch.stack(
-            [(self.weight[a:b] * steps[a:b]).sum() / self.weight[a:b].sum() for a, b in self._pairs]
-        )
+        means = [(self.weight[a:b] * steps[a:b]).sum() / self.weight[a:b].sum() for a, b in self._pairs]
+        # Rounding must not lead below a stretch of one step: masks ask for the whole step at a centre.
+        return torch.stack([m.clamp(a, b - 1) for m, (a, b) in zip(means, self._pairs, strict=True)])
 
     def draw(self, stretch: int, uniform: Tensor) -> Tensor:
         """(B,) int64 time-steps of a stretch from (B,) numbers in [0, 1), each t with a chance by its λ_t."""
