@@ -1,4 +1,5 @@
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -7,12 +8,15 @@ from diti.cli import main
 from diti.config import (
     PRESETS,
     BackboneConfig,
+    EncoderConfig,
     PretrainConfig,
+    TrainConfig,
     TrainingConfig,
     differences,
     from_mapping,
     load_yaml,
     preset,
+    resolve,
     to_yaml,
 )
 from diti.core.errors import InputError
@@ -110,3 +114,32 @@ def test_command_line_over_yaml_over_preset(tmp_path, diti):
     assert resolved["backbone"]["channels"] == [16, 32] and resolved["training"]["train_batch_size"] == 8
     assert resolved["backbone"]["size"] == preset("celeba32").backbone.size
     assert not (tmp_path / "run").exists(), "a dry run writes nothing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ("solved", "matched")),
+        ({"method": "pdae"}, ("solved", "matched")),
+        ({"method": "diffae"}, ("copy", "staged-even")),
+        ({"start": "copy"}, ("copy", "staged-even")),
+        ({"start": "copy", "partition": "matched"}, ("copy", "matched")),
+        ({"partition": "balanced"}, ("solved", "balanced")),
+        ({"code": EncoderConfig(encoder="residual")}, ("copy", "staged-even")),
+    ],
+)
+def test_what_is_left_to_auto_is_decided_by_method_and_encoder(changes, expected):
+    config = resolve(replace(TrainConfig(), **changes))
+    assert (config.start, config.partition) == expected
+    assert resolve(config) == config
+
+
+def test_a_solved_start_needs_the_backbones_features():
+    with pytest.raises(InputError, match="--encoder backbone"):
+        resolve(TrainConfig(start="solved", code=EncoderConfig(encoder="residual")))
+
+
+def test_settings_of_earlier_versions_are_read(tmp_path):
+    (tmp_path / "config.yaml").write_text("decoder_start: random\ncode: {encoder_time: 70}\n")
+    config = load_yaml(TrainConfig(), tmp_path / "config.yaml")
+    assert config.start == "random" and config.code.encoder_time == (70,)

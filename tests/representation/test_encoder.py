@@ -349,3 +349,31 @@ def test_an_unfitted_backbone_head_is_orthonormal():
     weight = encoder.head.weight.detach()
     torch.testing.assert_close(weight @ weight.T, torch.eye(12), atol=1e-5, rtol=0)
     assert F.mse_loss(encoder.head.bias, torch.zeros(12)) == 0
+
+
+def test_features_of_several_time_steps_stand_side_by_side_and_pixels_after_them():
+    frozen, x = backbone(), images()
+    one = build_encoder(settings("backbone", encoder_time=(70,)), frozen, 0).eval()
+    both = build_encoder(settings("backbone", encoder_time=(0, 70), encoder_pixels=True), frozen, 0).eval()
+    with torch.no_grad():
+        alone, wide = one.features(x), both.features(x)
+    width = alone.shape[1]
+    assert wide.shape[1] == 2 * width + 3 * 16 * 16
+    torch.testing.assert_close(wide[:, width : 2 * width], alone)
+    assert not torch.allclose(wide[:, :width], alone, atol=1e-4)
+    torch.testing.assert_close(wide[:, 2 * width :], x.flatten(1))  # 16 px images: nothing to average
+
+
+def test_an_encoder_of_several_times_is_read_back(tmp_path):
+    encoder = build_encoder(settings("backbone", encoder_time=(0, 70), encoder_pixels=True), backbone(), 0).eval()
+    encoder.save(tmp_path / "encoder")
+    again = load_encoder(tmp_path / "encoder")
+    with torch.no_grad():
+        assert torch.equal(again(images()), encoder(images()))
+    assert again.description["time"] == [0, 70]
+
+
+@pytest.mark.parametrize("times", [(), (5, 5)])
+def test_times_are_given_once_each(times):
+    with pytest.raises(InputError, match="one or more time-steps, each once"):
+        build_encoder(settings("backbone", encoder_time=times), backbone(), 0)

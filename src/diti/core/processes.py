@@ -23,14 +23,25 @@ def is_main() -> bool:
 
 def add_up(tensors: Iterable[Tensor]) -> None:
     """Replace each tensor by its sum over processes."""
+    if place()[1] == 1:
+        return
     for tensor in tensors:
-        dist.all_reduce(tensor)
+        carried = tensor.to(_carrier())
+        dist.all_reduce(carried)
+        tensor.copy_(carried)
 
 
 def from_main(value: float) -> float:
     """The first process's number, in every process."""
     if place()[1] == 1:
         return value
-    shared = torch.tensor(value, dtype=torch.float64)
+    shared = torch.tensor(value, dtype=torch.float64, device=_carrier())
     dist.broadcast(shared, 0)
     return float(shared)
+
+
+def _carrier() -> torch.device:
+    """Where a tensor has to lie to reach the other processes: NCCL, used with GPUs, takes none from the CPU."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

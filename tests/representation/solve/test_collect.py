@@ -1,5 +1,7 @@
 """How many images: the rule on learning curves that are known."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from problems import Gaussian
@@ -59,7 +61,7 @@ def test_a_score_that_falls_ends_it():
 def test_it_never_takes_more_than_the_most():
     scores = follow(1e6, regressors=400, tolerance=0.001)
     assert scores[-1][0] == MOST_IMAGES
-    assert all(b <= GROWTH * a + BATCH for (a, _), (b, _) in zip(scores[:-1], scores[1:], strict=True))
+    assert all(b <= GROWTH * a + BATCH for (a, _), (b, _) in pairwise(scores))
 
 
 def test_looks_stand_at_whole_batches():

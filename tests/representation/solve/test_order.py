@@ -132,7 +132,7 @@ def test_a_subset_is_ordered_by_its_own_lost_shares():
     assert lost[0] >= lost[1] and (lost[2:].diff() <= 0).all()
     for first, stop in ((0, 2), (2, 6)):
         columns = {tuple(column.tolist()) for column in mixed[:, first:stop].T}
-        assert {tuple(column.tolist()) for column in ordered[:, first:stop].T} == columns, "only their places change"
+        assert {tuple(column.tolist()) for column in ordered[:, first:stop].T} == columns, "only moved"
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +174,7 @@ def test_a_given_cut_is_kept_to():
     problem = Gaussian()
     cut = Partition.custom(15, 3, PIXELS, ends=(2, 2, PIXELS))  # with an empty subset
     for settings in (PLAIN, independent(PLAIN)):
-        found = solve(
-            exact_evidence(problem), PIXELS, settings, timesteps=15, subsets=5, seed=0, partition=cut
-        )
+        found = solve(exact_evidence(problem), PIXELS, settings, timesteps=15, subsets=5, seed=0, partition=cut)
         assert found.partition is cut
         hidden = [(found.weights[t, 1 + PIXELS :] == 0).all(1) for t in range(15)]  # (P, ..) rows of z
         for t in range(15):

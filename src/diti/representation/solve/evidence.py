@@ -22,6 +22,7 @@ from diti.core.state import load_state, save_state
 from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
 from diti.representation.encoder import Encoder, build_encoder, given_encoder
+from diti.representation.pixel_axes import GRID
 from diti.representation.solve.collect import Pass, collect
 from diti.representation.solve.look import LOOKED_AT, FeatureMap, Walk, first_look
 from diti.representation.solve.solution import Evidence, quick_removed
@@ -29,6 +30,7 @@ from diti.representation.solve.stretches import make_stretches
 from diti.representation.solve.sums import Sums
 
 VALIDATION = 512  # images on which penalties are chosen, and on which the rule looks
+DRAWS_OF_ONE = 8  # most draws of the same validation image: more of them would tell little
 HELD_OUT = 0.1  # of the training images, where the data has no validation images
 PER_DIM = 4  # images that each dim of z needs at least
 PER_AXIS = 8  # images for each pixel axis
@@ -62,14 +64,14 @@ def gather_evidence(
     flip = config.flip and features is None
     walk = Walk(dataset, Stream(train_rows, config.seed, flip=flip), seen, device, "solve-train")
     valid_walk = Walk(dataset, Stream(valid_rows, config.seed, flip=False), seen, device, "solve-valid")
-    pixels = max(1, min(settings.pixel_axes, images // PER_AXIS))
-    whitened = min(settings.whitened, encoder.trunk.features, images // PER_DIM)
+    pixels = max(1, min(settings.pixel_axes, images // PER_AXIS, 3 * min(backbone.size, GRID) ** 2))
+    whitened = min(max(settings.whitened, config.code_dim), encoder.trunk.features, images // PER_DIM)
     look = first_look(walk, min(LOOKED_AT, images), backbone.size, pixels, whitened, config.code_dim, config.seed)
     regressors = 1 + look.pixel_axes.count + config.code_dim
     require_pass(config.images, regressors)
     stretches = make_stretches(backbone.schedule, min(settings.stretches, backbone.timesteps))
     job = Pass(backbone, stretches, look, config.seed)
-    valid = _validation_sums(job, valid_walk, state)
+    valid = _validation_sums(job, valid_walk, min(VALIDATION, DRAWS_OF_ONE * len(valid_rows)), state)
     train = collect(
         job,
         walk,
@@ -139,16 +141,16 @@ def require_features(features: Any, dataset: Dataset) -> np.ndarray:
     return array
 
 
-def _validation_sums(job: Pass, walk: Walk, state: Path | None) -> Sums:
+def _validation_sums(job: Pass, walk: Walk, images: int, state: Path | None) -> Sums:
     """Sums over validation images, computed once for a run that was stopped."""
     sums = job.new_sums()
     folder = None if state is None else state / "validation"
     if folder is not None and (found := load_state(folder)) is not None:
         sums.restore(found[0])
         return sums
-    with progress_bar("validation images", VALIDATION, shown=is_main()) as advance:
-        for _ in job.extend(sums, walk, VALIDATION, advance):
+    with progress_bar("validation images", images, shown=is_main()) as advance:
+        for _ in job.extend(sums, walk, images, advance):
             pass
     if folder is not None and is_main():
-        save_state(folder, VALIDATION, sums.state(), {})
+        save_state(folder, images, sums.state(), {})
     return sums

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from diti.config import SolveConfig, TrainingConfig, differences, from_mapping, load_yaml
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator
@@ -59,9 +61,9 @@ def solve_model(config: SolveConfig, out: Path) -> Findings | None:
     return findings
 
 
-def refuse(config: SolveConfig, backbone: Backbone) -> None:
-    """InputError for what cannot be solved, before any work."""
-    new_encoder(config, backbone)
+def refuse(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> None:
+    """InputError for what cannot be solved, before any work. features: given ones (N, F)."""
+    new_encoder(config, backbone, features)
     if config.method == "diti" and config.subsets > config.code_dim:
         raise InputError(
             f"{config.subsets} subsets do not fit in {config.code_dim} dims: each needs one; use fewer --subsets"
@@ -128,8 +130,7 @@ def solve(
     frozen.require_size(dataset.size)
     config = settings_from(settings)
     given = None if features is None else require_features(features, dataset)
-    if given is None:
-        refuse(config, frozen)
+    refuse(config, frozen, given)
     model = as_model(config, solve_networks(config, frozen, dataset, features=given), dataset)
     if out is not None:
         model.save(Path(out))

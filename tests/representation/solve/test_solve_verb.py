@@ -1,0 +1,198 @@
+"""`diti solve` as a user runs it, and `diti.solve`, on a tiny backbone."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tiny import SHAPE, tiny_backbone, tiny_model
+
+import diti
+from diti.cli import main
+from diti.config import BackboneConfig
+from diti.core.images import to_float
+from diti.core.runs import RunFolder
+from diti.data.sources import open_data
+from diti.diffusion.backbone import build_backbone
+from diti.representation.solve import collect as collecting
+from diti.representation.solve import evidence as gathering
+
+DATA = "toyfaces:300"
+SMALL = ("--code-dim", "12", "--subsets", "4", "--stretches", "4", "--tau", "0.2")
+SETTINGS = {"code_dim": 12, "subsets": 4, "stretches": 4, "tau": 0.2}
+
+
+def words(folder, out, *options):
+    backbone = str(folder / "backbone")
+    return ["solve", "--data", DATA, "--backbone", backbone, *SMALL, *options, "--out", str(out)]
+
+
+def weights(run):
+    parts = {part: load_file(run / part / "model.safetensors") for part in ("encoder", "decoder")}
+    return {f"{part}.{key}": tensor for part, state in parts.items() for key, tensor in state.items()}
+
+
+@pytest.fixture(scope="module")
+def run(folder, shared_cache):
+    """Solved once by the verb."""
+    assert main(words(folder, folder / "run")) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def images(run):
+    dataset = open_data(DATA, 16)
+    return to_float(dataset.pixels(dataset.rows("test")[:4]))
+
+
+def test_it_leaves_a_model_with_its_facts(run):
+    for name in ("model.json", "card.md", "lost.png", "losses.png", "reconstructions.png", "checks.json"):
+        assert (run / name).is_file(), name
+    assert not (run / "state").exists()
+    facts = json.loads((run / "checks.json").read_text())
+    *looks, last = RunFolder(run).read_log()
+    assert len(looks) >= 2 and looks[-1]["images"] == last["images"]
+    assert facts["loss_removed"] == pytest.approx(last["loss_removed_from_sums"], abs=0.02)
+    assert last["loss_removed_from_sums"] > last["loss_removed_without_z"] > 0
+    assert len(last["penalties"]) == 4 and last["seconds"] > 0
+    card = (run / "card.md").read_text()
+    assert "12 dims in 4 subsets (matched)" in card and "solved in closed form from" in card
+
+
+def test_the_model_loads_encodes_and_reconstructs(run, images):
+    model = diti.load(run)
+    assert model.partition.kind == "matched" and model.partition.subsets == 4 and model.method == "diti"
+    z = model.encode(images)
+    assert z.shape == (4, 12) and torch.isfinite(z).all()
+    assert (model.reconstruct(images, calls=25) - images).square().mean() < 0.05
+    dataset = open_data(DATA, 16)
+    codes = model.encode(dataset.images[dataset.rows("train")])
+    torch.testing.assert_close(codes.mean(0), model.mean, atol=1e-4, rtol=0)
+    torch.testing.assert_close(codes.std(0, correction=0), model.std, atol=1e-3, rtol=0)
+    correlation = torch.corrcoef(codes.T).fill_diagonal_(0)  # white over the pass, where images were mirrored too
+    assert correlation.abs().max() < 0.3 and (model.std - 1).abs().max() < 0.3
+
+
+def test_another_code_gives_another_image(run, images):
+    """What manipulation does: the same noise, a moved code."""
+    model = diti.load(run)
+    z = model.encode(images)
+    noise = model.infer_noise(images, z, calls=10)
+    same = model.decode(z, noise, calls=10, clamp=False)
+    moved = model.decode(z + 3 * model.std, noise, calls=10, clamp=False)
+    assert torch.isfinite(moved).all() and (moved - same).abs().max() > 1e-3
+
+
+def test_encode_and_interpolate(run, images, tmp_path):
+    out = tmp_path / "features.parquet"
+    assert main(["encode", str(run), DATA, "--out", str(out)]) == 0
+    table = pyarrow.parquet.read_table(out)
+    model, dataset = diti.load(run), open_data(DATA, 16)
+    z = np.stack([table[name].to_numpy() for name in model.feature_names()], 1)
+    np.testing.assert_allclose(z, model.encode(np.asarray(dataset.images)), atol=1e-5)
+    for name, pixels in zip("ab", dataset.images, strict=False):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    pair = [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
+    picture = tmp_path / "between.png"
+    assert main(["interpolate", str(run), *pair, "--calls", "4", "--out", str(picture)]) == 0
+    assert picture.stat().st_size > 1000
+
+
+def test_the_same_again_is_solved_already(run, folder, capsys):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert main(words(folder, run)) == 0
+    assert f"{run} is solved already" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_other_settings_and_other_models_keep_their_folder(run, folder, tmp_path, capsys):
+    for options, name in (
+        (["--code-dim", "8"], "code_dim"),
+        (["--tau", "0.3"], "solution.tau"),
+        (["--seed", "1"], "seed"),
+        (["--images", "256"], "images"),
+    ):
+        assert main(words(folder, run, *options)) == 2
+        assert f"holds a solution with other settings ({name})" in capsys.readouterr().err
+    other = [word if word != DATA else "toyfaces:299" for word in words(folder, run)]
+    assert main(other) == 2
+    assert "other settings (data_hash)" in capsys.readouterr().err
+    tiny_model().save(tmp_path / "trained")
+    before = weights(tmp_path / "trained")
+    assert main(words(folder, tmp_path / "trained")) == 2
+    assert "holds a model that diti solve did not write" in capsys.readouterr().err
+    assert all(torch.equal(tensor, before[key]) for key, tensor in weights(tmp_path / "trained").items())
+
+
+def test_from_python_it_is_the_same(run, folder, images, tmp_path):
+    model = diti.solve(DATA, str(folder / "backbone"), out=tmp_path / "model", **SETTINGS)
+    verb = diti.load(run)
+    torch.testing.assert_close(model.encode(images), verb.encode(images), atol=1e-5, rtol=0)
+    assert model.partition == verb.partition
+    torch.testing.assert_close(model.mean, verb.mean, atol=1e-5, rtol=0)
+    torch.testing.assert_close(diti.load(tmp_path / "model").encode(images), model.encode(images))
+
+
+def test_pdae_is_never_masked(run, images):
+    quick = {**SETTINGS, "images": 192, "stretches": 1}
+    model = diti.solve(open_data(DATA, 16), tiny_backbone(), method="pdae", **quick)
+    assert model.method == "pdae" and model.partition.subsets == 1 and model.partition.visible(0).all()
+    assert model.reconstruct(images, calls=4).shape == images.shape
+
+
+def test_dry_run_writes_nothing(folder, tmp_path, capsys):
+    assert main(words(folder, tmp_path / "dry", "--dry-run")) == 0
+    assert "code_dim: 12" in capsys.readouterr().out and not (tmp_path / "dry").exists()
+
+
+def test_a_stopped_run_continues_to_the_same_model(run, folder, tmp_path, monkeypatch, capsys):
+    """As after a kill: what is on disk is all that the second call knows."""
+    out = tmp_path / "stopped"
+    monkeypatch.setattr(collecting, "SECONDS_BETWEEN_STATES", -1.0)
+    monkeypatch.setattr(collecting, "CHUNK", 64)
+    real, seen = collecting.Pass.take_in, []
+
+    def stop_after_two_states(job, sums, walk, start, count):
+        if walk.purpose == "solve-train" and start == 128:
+            raise KeyboardInterrupt
+        real(job, sums, walk, start, count)
+
+    def watched(job, sums, walk, start, count):
+        seen.append((walk.purpose, start))
+        real(job, sums, walk, start, count)
+
+    monkeypatch.setattr(collecting.Pass, "take_in", stop_after_two_states)
+    assert main(words(folder, out)) == 130
+    assert (out / "state").is_dir() and not (out / "model.json").exists()
+    assert main(words(folder, out, "--code-dim", "8")) == 2
+    assert "holds a run with other settings (code_dim)" in capsys.readouterr().err
+    monkeypatch.setattr(collecting.Pass, "take_in", watched)
+    assert main(words(folder, out)) == 0
+    assert seen[0] == ("solve-train", 128), "neither validation nor what was seen is done again"
+    whole, continued = weights(run), weights(out)
+    assert whole.keys() == continued.keys() and all(torch.equal(whole[key], continued[key]) for key in whole)
+    assert not (out / "state").exists()
+
+
+def test_small_images_have_fewer_axes_than_the_settings_allow(run, monkeypatch):
+    monkeypatch.setattr(gathering, "PER_AXIS", 1)
+    faces = open_data(DATA, 16)
+    halved = dataclasses.replace(faces, images=np.ascontiguousarray(faces.images[:, ::2, ::2]))
+    backbone = build_backbone(BackboneConfig(**{**vars(SHAPE), "size": 8, "unshuffle": 1}), seed=0)
+    model = diti.solve(halved, backbone, code_dim=4, subsets=2, stretches=1, images=400)
+    assert model.decoder.linear.axes.count == 3 * 8 * 8
+
+
+def test_a_code_may_be_longer_than_the_features_that_are_looked_at_by_default(run, folder):
+    settings = {**SETTINGS, "whitened": 5, "images": 192, "stretches": 1}
+    assert diti.solve(DATA, str(folder / "backbone"), **settings).dims == 12
+
+
+def test_few_pixel_axes_and_a_short_pass_still_have_a_solution(run, folder, images):
+    """Fewer images than features: the decompositions must stand it."""
+    settings = {**SETTINGS, "pixel_axes": 2, "code_dim": 4, "images": 16, "stretches": 2}
+    assert torch.isfinite(diti.solve(DATA, str(folder / "backbone"), **settings).encode(images)).all()
