@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,11 +19,21 @@ from diti.representation.model import BATCH, Model, code_statistics
 
 
 def finish(
-    method: Method, model: Model, dataset: Dataset, run: RunFolder, backbone: str, origin: Sequence[str]
+    method: Method,
+    model: Model,
+    dataset: Dataset,
+    run: RunFolder,
+    backbone: str,
+    origin: Sequence[str],
+    pictures: Mapping[str, str] | None = None,
 ) -> Findings:
-    """Write the model folder and what the method finds out about it. origin: for the card, how it was made."""
+    """Write the model folder and what the method finds out about it.
+
+    origin: for the card, how it was made. pictures: file in the folder → what it shows, besides the method's own.
+    """
     model.save(run.path)
     findings = method.check(model, dataset, run.path)
+    findings = dataclasses.replace(findings, pictures={**findings.pictures, **(pictures or {})})
     write_json(run.path / "checks.json", findings.facts)
     write_text(run.path / "card.md", card(method, model, findings, backbone, origin))
     return findings

@@ -36,6 +36,18 @@ def as_batch(images: Images, size: int) -> Tensor:
     return _from_floats(images, size)
 
 
+def as_features(given: object) -> Tensor:
+    """Features (N, F) of another network as float32."""
+    if isinstance(given, Tensor):
+        return given.detach().float()
+    if isinstance(given, np.ndarray) and np.issubdtype(given.dtype, np.floating):
+        return torch.from_numpy(given.astype(np.float32))  # a copy: torch has no read-only tensors
+    raise InputError(
+        f"this model encodes features of another network, floats (N, F), and got {type(given).__name__}; "
+        "give the features of the images"
+    )
+
+
 def _from_bytes(pixels: np.ndarray, size: int) -> Tensor:
     """uint8 (H, W, 3) or (N, H, W, 3)."""
     batch = pixels[None] if pixels.ndim == 3 else pixels

@@ -16,7 +16,7 @@ from diti.core.runs import atomic_path, read_json, write_json
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import locate
 from diti.representation.encoder import Encoder, load_encoder
-from diti.representation.inputs import Images, as_batch
+from diti.representation.inputs import Images, as_batch, as_features
 from diti.representation.methods import decoding_methods, find_method
 from diti.representation.partition import Partition
 
@@ -72,7 +72,7 @@ class Model:
         A model that was solved over features from elsewhere takes these features (N, F) instead.
         """
         given = len(self.encoder.taken) == 1
-        pixels = torch.as_tensor(images, dtype=torch.float32) if given else as_batch(images, self.size)
+        pixels = as_features(images) if given else as_batch(images, self.size)
         with inference(self.encoder):
             return torch.cat([self.encoder(part.to(self.device)).cpu() for part in pixels.split(batch)])
 

@@ -1,5 +1,7 @@
 """The order of the dims: whitening, fine to coarse, independent inside subsets; rotations change no loss."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,7 @@ from diti.representation.solve.stretches import make_stretches
 
 SHARE = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
 MASS = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+INDEPENDENT = dataclasses.replace(PLAIN, axes="independent")
 
 
 def kept(data, dims: int = 4):
@@ -153,8 +156,7 @@ def test_a_rotation_inside_subsets_changes_neither_masks_nor_loss(evidence):
 
 def test_independent_and_ordered_axes_have_the_same_times_and_loss(evidence):
     found = [
-        solve(evidence, 6, settings, timesteps=40, subsets=3, seed=0, tau=0.3)
-        for settings in (PLAIN, independent(PLAIN))
+        solve(evidence, 6, settings, timesteps=40, subsets=3, seed=0, tau=0.3) for settings in (PLAIN, INDEPENDENT)
     ]
     assert found[0].partition == found[1].partition
     assert found[0].removed == pytest.approx(found[1].removed, abs=1e-10)
@@ -164,18 +166,12 @@ def test_independent_and_ordered_axes_have_the_same_times_and_loss(evidence):
         assert (mean_lost[dims.start : dims.stop].diff() <= 0).all()
 
 
-def independent(settings):
-    from dataclasses import replace
-
-    return replace(settings, axes="independent")
-
-
 def test_a_given_cut_is_kept_to():
     problem = Gaussian()
     cut = Partition.custom(15, 3, PIXELS, ends=(2, 2, PIXELS))  # with an empty subset
-    for settings in (PLAIN, independent(PLAIN)):
+    for settings in (PLAIN, INDEPENDENT):
         found = solve(exact_evidence(problem), PIXELS, settings, timesteps=15, subsets=5, seed=0, partition=cut)
         assert found.partition is cut
-        hidden = [(found.weights[t, 1 + PIXELS :] == 0).all(1) for t in range(15)]  # (P, ..) rows of z
+        hidden = [(found.weights[t, 1 + PIXELS :] == 0).all(1) for t in range(15)]  # rows of z
         for t in range(15):
             assert torch.equal(hidden[t], ~cut.visible(t))

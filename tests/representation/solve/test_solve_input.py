@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 from tiny import tiny_backbone
 
 from diti.cli import main
@@ -106,8 +107,6 @@ def test_a_folder_of_other_files_is_left_alone(folder, shared_cache, tmp_path, c
 
 
 def test_images_that_are_all_the_same(folder, shared_cache, tmp_path, capsys):
-    from PIL import Image
-
     for index in range(80):
         path = tmp_path / "grey" / f"{index:02d}.png"
         path.parent.mkdir(exist_ok=True)

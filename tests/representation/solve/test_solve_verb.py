@@ -18,8 +18,10 @@ from diti.core.images import to_float
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
 from diti.diffusion.backbone import build_backbone
+from diti.representation.methods import Findings
 from diti.representation.solve import collect as collecting
 from diti.representation.solve import evidence as gathering
+from diti.representation.solve import run as run_module
 
 DATA = "toyfaces:300"
 SMALL = ("--code-dim", "12", "--subsets", "4", "--stretches", "4", "--tau", "0.2")
@@ -154,6 +156,7 @@ def test_a_stopped_run_continues_to_the_same_model(run, folder, tmp_path, monkey
     out = tmp_path / "stopped"
     monkeypatch.setattr(collecting, "SECONDS_BETWEEN_STATES", -1.0)
     monkeypatch.setattr(collecting, "CHUNK", 64)
+    monkeypatch.setattr(run_module, "finish", lambda method, model, *rest: model.save(out) or Findings())
     real, seen = collecting.Pass.take_in, []
 
     def stop_after_two_states(job, sums, walk, start, count):

@@ -96,10 +96,12 @@ def write(config: SolveConfig, solved: Solved, dataset: Dataset, run: RunFolder,
         f"solved in closed form from {images:,} images of `{config.data}` in {seconds:.0f} s, seed {config.seed}",
         f"without z the same regression removes {solution.removed_without_z:.1%} of the loss",
     ]
-    save_lost_figure(solution, solved.evidence.stretches, run.path / "lost.png")
-    findings = finish(method, model, dataset, run, config.backbone, origin)
+    lost = save_lost_figure(solution, solved.evidence.stretches, run.path / "lost.png")
+    findings = finish(
+        method, model, dataset, run, config.backbone, origin, {lost.name: "share lost by dim and time"}
+    )
     run.log(images=images, seconds=seconds, penalties=solution.penalties, **facts)
-    return dataclasses.replace(findings, pictures={**findings.pictures, "lost.png": "share lost by dim and time"})
+    return findings
 
 
 def as_model(config: SolveConfig, solved: Solved, dataset: Dataset) -> DiTi:
