@@ -27,7 +27,7 @@ SWEEPS = Path(__file__).resolve().parents[1] / "sweeps"
 BASE = {"data": "toyfaces:64", "backbone": "toyfaces32"}
 SETTINGS = {
     "images": 320, "train_batch_size": 32, "code_dim": 12, "subsets": 4, "lr_warmup_images": 0,
-    "checkpoint_images": 64, "log_images": 6_400, "time_sampling": "uniform",
+    "checkpoint_images": 64, "log_images": 6_400, "time_sampling": "uniform", "start": "copy",
 }  # fmt: skip
 
 

@@ -9,11 +9,14 @@ import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
 
 from diti.core.errors import InputError, nearest
 
 DEFAULT_PRESET = "toyfaces32"
+Start = Literal["auto", "solved", "copy", "random"]
 RENAMED = {"decoder_start": "start"}  # settings of earlier versions, whose run folders are still read
 
 
@@ -221,9 +224,9 @@ class TrainConfig:
     """Dims and times of each part; matched: measured, as diti solve does. auto: matched from the solution, else
     staged-even."""
     detach: bool = False  # DiTi-Detach: earlier parts enter without gradient; for generation
-    start: Literal["auto", "solved", "copy", "random"] = "auto"
+    start: Annotated[Start, tyro.conf.arg(aliases=["--start-from"])] = "auto"
     """The decoder starts from the closed-form solution, from the backbone, or at random. auto: solved for diti and
-    pdae with the backbone's features, else copy."""
+    pdae with the backbone's features, else copy. Under torchrun write --start-from: it takes --start for its own."""
     time_sampling: Literal["uniform", "loss"] = "uniform"  # loss: more often where more is lost, reweighted
     code: EncoderConfig = field(default_factory=EncoderConfig)
     solution: SolutionConfig = field(default_factory=SolutionConfig)

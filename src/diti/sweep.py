@@ -42,6 +42,7 @@ from diti.config import (
     from_mapping,
     load_yaml,
     preset,
+    resolve,
     to_yaml,
     train_preset,
 )
@@ -97,6 +98,7 @@ class Plan:
 
 def _what_is_computed(config: TrainConfig) -> TrainConfig:
     """The settings without those that change nothing of the result."""
+    config = resolve(config)
     same: dict[str, Any] = dict.fromkeys(TELLING, 1)
     plain = TrainConfig()
     idle: dict[str, Any] = {name: getattr(plain, name) for name in idle_settings(config.method)}
@@ -144,7 +146,8 @@ def _resolved(file: SweepFile, where: str) -> Plan:
             name = "-".join([str(run), *(f"{key}-{_as_name(value)}" for key, value in cell.items()), f"s{seed}"])
             if name in runs:
                 raise InputError(f"{where}: two runs would be called {name}; name each once")
-            runs[name] = config
+            with _naming(place):
+                runs[name] = resolve(config)
     with _naming(where):
         return Plan(runs)
 
@@ -306,7 +309,7 @@ def _is_done(folder: Path, config: TrainConfig) -> bool:
             raise InputError(f"{folder} is not a run; remove it, or choose another --out")
         return False
     without_effect = TELLING.union(idle_settings(config.method))
-    if changed := differences(load_yaml(TrainConfig(), saved), config, without_effect):
+    if changed := differences(resolve(load_yaml(TrainConfig(), saved)), resolve(config), without_effect):
         raise InputError(
             f"{folder} holds a run with other settings ({', '.join(changed)}); "
             "remove it, name the run differently, or choose another --out"

@@ -45,6 +45,6 @@ def test_a_method_beats_chance_and_leaves_the_one_kind_of_folder(name, tmp_path)
 
 def test_the_six_are_there_and_each_ignores_the_settings_of_the_others():
     assert tuple(METHODS)[:6] == BUILT_IN
-    assert idle_settings("simclr") == ["subsets", "partition", "detach", "vae", "gan"]
+    assert idle_settings("simclr") == ["subsets", "partition", "detach", "solution", "vae", "gan"]
     assert idle_settings("diti") == ["views", "vae", "gan"]
     assert idle_settings("one-from-elsewhere") == ["subsets", "partition", "detach"]

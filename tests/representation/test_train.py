@@ -20,7 +20,8 @@ from diti.representation.model import load
 from diti.representation.objectives.diti import frozen_loss_by_time
 
 COMMON = (
-    "--data", "toyfaces:200", "--code-dim", "12", "--subsets", "4", "--train-batch-size", "16", "--start", "copy",
+    "--data", "toyfaces:200", "--code-dim", "12", "--subsets", "4", "--train-batch-size", "16",
+    "--start-from", "copy",
     "--log-images", "64", "--checkpoint-images", "128", "--validate-images", "1024", "--lr-warmup-images", "64",
 )  # fmt: skip
 

@@ -126,9 +126,9 @@ def find_method(name: str) -> Method:
 def idle_settings(method: str) -> list[str]:
     """Settings and sections of settings that change nothing of what a method computes."""
     cuts = [] if method == "diti" else list(_CUTS)
-    cuts += [] if method in ("diti", "pdae") else ["solution"]
     if method not in {built_in.name for built_in in _BUILT_IN}:
         return cuts  # one from elsewhere may use what it likes of the rest
+    cuts += [] if method in ("diti", "pdae") else ["solution"]
     return cuts + [section for section, owner in _SECTIONS.items() if owner != method]
 
 
