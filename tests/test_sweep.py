@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tiny import tiny_backbone
 
 from diti.cli import main
-from diti.config import GANConfig, TrainConfig, differences, load_yaml, train_preset
+from diti.config import GANConfig, TrainConfig, differences, load_yaml, resolve, train_preset
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, read_json
 from diti.representation.train import train_model
@@ -47,7 +47,9 @@ def test_names_and_settings_of_runs():
     assert list(plan.runs) == ["plain-s3", "plain-s5", "own-s3", "own-s5"] and plan.images == 4000
     preset = train_preset("toyfaces32")
     length = replace(preset.training, images=1000, learning_rate=1.0, log_images=9, seed=5)
-    expected = replace(preset, **BASE, training=length, code=replace(preset.code, code_dim=20), detach=True)
+    expected = resolve(
+        replace(preset, **BASE, training=length, code=replace(preset.code, code_dim=20), detach=True)
+    )
     assert plan.runs["own-s5"] == expected
     assert plan.runs["plain-s3"].code == preset.code and plan.runs["plain-s3"].training.seed == 3
     assert plan.varied() == ["training.seed", "detach", "code.code_dim"]
