@@ -37,15 +37,15 @@ def as_batch(images: Images, size: int) -> Tensor:
 
 
 def as_features(given: object) -> Tensor:
-    """Features (N, F) of another network as float32."""
-    if isinstance(given, Tensor):
-        return given.detach().float()
-    if isinstance(given, np.ndarray) and np.issubdtype(given.dtype, np.floating):
-        return torch.from_numpy(given.astype(np.float32))  # a copy: torch has no read-only tensors
-    raise InputError(
-        f"this model encodes features of another network, floats (N, F), and got {type(given).__name__}; "
-        "give the features of the images"
-    )
+    """Features (N, F) of another network as float32; the encoder checks their shape."""
+    try:
+        array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+        return torch.from_numpy(array.astype(np.float32))  # a copy: torch has no read-only tensors
+    except (TypeError, ValueError):
+        raise InputError(
+            f"this model encodes features of another network, numbers (N, F), and got {type(given).__name__}; "
+            "give the features of the images"
+        ) from None
 
 
 def _from_bytes(pixels: np.ndarray, size: int) -> Tensor:
