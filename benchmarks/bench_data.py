@@ -12,8 +12,8 @@ from PIL import Image
 from benchmarks.timing import best_seconds
 from diti.data import toyfaces
 from diti.data.decode import celeba_box
-from diti.data.folder import open_source as open_folder
 from diti.data.prepare import prepare
+from diti.data.readers.folder import open_source as open_folder
 from diti.data.source import ReadOptions
 
 REAL = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "celeba-layout-sample"

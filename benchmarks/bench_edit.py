@@ -20,10 +20,10 @@ from diti.diffusion.backbone import build_backbone
 from diti.diffusion.files import locate
 from diti.diffusion.sampler import ddim, timesteps
 from diti.edit.interpolate import interpolate
-from diti.representation.diffusion_model import DiTi, load_diti
-from diti.representation.encoder import build_encoder
+from diti.representation.models.diffusion import DiTi, load_diti
+from diti.representation.networks.encoder import build_encoder
+from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
-from diti.representation.shift import ShiftDecoder
 
 INVERT, DECODE, VARIANTS = 1000, 100, 18  # the authors' calls; 3 groups × 2 directions × 3 scales
 TIMED = 30  # calls of the authors' procedure that are timed with large networks

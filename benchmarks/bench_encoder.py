@@ -21,12 +21,12 @@ from diti.core.rng import numpy_generator
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
+from diti.measure.baselines import pixels_flat
 from diti.probe.linear import probe
 from diti.probe.task import Splits
-from diti.representation.encoder import build_encoder
-from diti.representation.floors import pixels_flat
-from diti.representation.principal import Moments, principal_axes
-from diti.representation.trunks import BackboneTrunk
+from diti.representation.networks.encoder import build_encoder
+from diti.representation.networks.principal import Moments, principal_axes
+from diti.representation.networks.trunks import BackboneTrunk
 
 TIMES = (0, 50, 200)
 TRAIN, HELD_OUT, BATCH = 16_000, 2_000, 256

@@ -22,7 +22,7 @@ from diti.data.prepared import Dataset, training_batches
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.diffusion.backbone import load_backbone
-from diti.representation.methods import METHODS, Method
+from diti.representation.methods.registry import METHODS, Method
 
 PRESET, SIZE, ROUNDS = "toyfaces32", 32, 12
 

@@ -24,7 +24,7 @@ from diti.diffusion.backbone import build_backbone
 from diti.probe.linear import probe
 from diti.probe.scores import average_precision
 from diti.probe.task import Splits
-from diti.representation.encoder import Encoder, build_encoder
+from diti.representation.networks.encoder import Encoder, build_encoder
 
 SIZE, EPOCHS, BATCH = 64, 15, 128
 LARGE = (200_000, 512, 40)  # images, dims, attributes

@@ -15,7 +15,7 @@ from diti.diffusion.backbone import load_backbone
 from diti.diffusion.files import locate
 from diti.diffusion.generate import round_trip
 from diti.diffusion.sampler import SPACINGS
-from diti.representation.diffusion_model import load_diti
+from diti.representation.models.diffusion import load_diti
 
 IMAGES, CALLS = 32, (10, 25, 50, 100)
 NAMES = {"ddim": "DDIM", "2m": "DPM-Solver++ 2M"}

@@ -27,17 +27,17 @@ from diti.core.runs import write_json
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.edit.reader import Reader, train_reader
+from diti.measure.attribute_classifier import Reader, train_reader
+from diti.measure.counterfactuals import CounterfactualOptions, Study
 from diti.probe.linear import probe
 from diti.probe.task import Splits
-from diti.report.counterfactuals import CounterfactualOptions, Study
-from diti.representation.checks import loss_curves
-from diti.representation.diffusion_model import DiTi
 from diti.representation.features import encode_dataset
 from diti.representation.finish import training_statistics
-from diti.representation.model import load
+from diti.representation.methods.checks import loss_curves
+from diti.representation.models.diffusion import DiTi
+from diti.representation.models.model import load
+from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition, make_partition
-from diti.representation.shift import ShiftDecoder
 from diti.representation.solve.evidence import gather_evidence, new_encoder
 from diti.representation.solve.keep import Unknown, not_known_yet, residual
 from diti.representation.solve.order import lost_shares, whiten

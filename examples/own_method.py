@@ -14,11 +14,11 @@ import torch.nn.functional as F
 import diti
 from diti.config import EncoderConfig, TrainConfig, TrainingConfig
 from diti.core.loop import LossReport
-from diti.report.probing import read_labels
+from diti.measure.baselines import floors
+from diti.measure.probing import read_labels
 from diti.representation.features import encode_dataset
-from diti.representation.floors import floors
-from diti.representation.methods import Method, register
-from diti.representation.objectives.base import EncoderObjective, new_encoder
+from diti.representation.methods.base import EncoderObjective, new_encoder
+from diti.representation.methods.registry import Method, register
 from diti.representation.train import train_model
 
 

@@ -17,9 +17,9 @@ from diti.core.rng import torch_generator
 from diti.data import toyfaces
 from diti.diffusion.backbone import build_backbone
 from diti.diffusion.schedule import Schedule
-from diti.representation.objectives.diti import reconstruction_loss
+from diti.representation.methods.diti import reconstruction_loss
+from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
-from diti.representation.shift import ShiftDecoder
 from diti.theory import (
     HARMONICS,
     FactorReconstruction,

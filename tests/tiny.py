@@ -5,10 +5,10 @@ import torch
 from diti.config import BackboneConfig, EncoderConfig
 from diti.core.rng import torch_generator
 from diti.diffusion.backbone import Backbone, build_backbone
-from diti.representation.diffusion_model import DiTi
-from diti.representation.encoder import build_encoder
+from diti.representation.models.diffusion import DiTi
+from diti.representation.networks.encoder import build_encoder
+from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
-from diti.representation.shift import ShiftDecoder
 
 SHAPE = BackboneConfig(size=16, unshuffle=2, channels=(8, 16), layers=1, head_channels=8)
 DIMS, SUBSETS = 12, 4

@@ -11,10 +11,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "DiTi": "diti.representation.diffusion_model",
+    "DiTi": "diti.representation.models.diffusion",
     "Partition": "diti.representation.partition",
-    "Transformer": "diti.representation.transformer",
-    "load": "diti.representation.model",
+    "Transformer": "diti.representation.models.transformer",
+    "load": "diti.representation.models.model",
     "load_backbone": "diti.diffusion.backbone",
     "open_data": "diti.data.sources",
     "solve": "diti.representation.solve.run",

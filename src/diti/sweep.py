@@ -50,7 +50,7 @@ from diti.core.errors import InputError, nearest
 from diti.core.jobs import Child, Job, lanes, run_jobs
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, read_json, write_text
-from diti.representation.methods import find_method, idle_settings
+from diti.representation.methods.registry import find_method, idle_settings
 
 if TYPE_CHECKING:
     from diti.diffusion.backbone import Backbone

@@ -30,13 +30,13 @@ from diti.core.runs import RunFolder
 from diti.data import toyfaces
 from diti.data.attributes import read_table
 from diti.data.decode import decode_file
-from diti.data.toyfaces_source import MOST
+from diti.data.readers.toyfaces_source import MOST
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import Schedule, gather, q_sample
-from diti.representation.model import inference
-from diti.representation.objectives.diti import draw_time, reconstruction_loss
+from diti.representation.methods.diti import draw_time, reconstruction_loss
+from diti.representation.models.model import inference
+from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
-from diti.representation.shift import ShiftDecoder
 
 Reconstruct = Callable[[Tensor, Tensor], Tensor]  # u_θ: (x_t (B, ...), t (B,)) → x̂0 (B, ...)
 Advance = Callable[[int], None]  # told how many images were just computed

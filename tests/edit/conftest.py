@@ -5,7 +5,7 @@ import pytest
 from tiny import tiny_model
 
 from diti.data import toyfaces
-from diti.representation.diffusion_model import DiTi
+from diti.representation.models.diffusion import DiTi
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from PIL import Image
 from diti.core.errors import InputError
 from diti.core.images import to_uint8
 from diti.edit.variations import draw, save_new_images, save_variations, vary
-from diti.representation.latent import LatentShape, encoder_hash, new_latent
+from diti.representation.networks.latent import LatentShape, encoder_hash, new_latent
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_new_images_have_drawn_codes(model, latent):
 
 def test_many_images_are_the_same_in_parts(model, faces, monkeypatch):
     whole = vary(model, faces[0], 5, seed=1, calls=3)
-    monkeypatch.setattr("diti.representation.decoding.PIXELS_AT_ONCE", 2 * 16 * 16)
+    monkeypatch.setattr("diti.representation.models.decoding.PIXELS_AT_ONCE", 2 * 16 * 16)
     steps = []
     parts = vary(model, faces[0], 5, seed=1, calls=3, on_step=lambda index, total, x: steps.append(len(x)))
     # The first steps divide by a tiny √ᾱ, which enlarges the rounding errors of another batch size.

@@ -10,7 +10,7 @@ from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.edit.directions import learn_direction
-from diti.representation.latent import load_latent
+from diti.representation.networks.latent import load_latent
 
 
 @pytest.fixture(scope="module")

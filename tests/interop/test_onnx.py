@@ -17,10 +17,10 @@ from diti.config import BackboneConfig, EncoderConfig
 from diti.core.rng import torch_generator
 from diti.diffusion.backbone import build_backbone
 from diti.interop.onnx import largest_difference
-from diti.representation.diffusion_model import DiTi
-from diti.representation.encoder import build_encoder
+from diti.representation.models.diffusion import DiTi
+from diti.representation.networks.encoder import build_encoder
+from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
-from diti.representation.shift import ShiftDecoder
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")

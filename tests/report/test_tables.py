@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from diti.config import train_preset
-from diti.edit.measure import resamples, rows_and_mean, summary, transfer_record
+from diti.measure.counterfactual_scores import resamples, rows_and_mean, summary, transfer_record
 from diti.probe.disentangle import disentanglement
 from diti.probe.linear import Splits, probe
 from diti.report.blocks import Cell, Table

@@ -3,7 +3,7 @@
 import pytest
 from tiny import tiny_backbone, tiny_model
 
-from diti.representation.diffusion_model import DiTi
+from diti.representation.models.diffusion import DiTi
 
 
 @pytest.fixture

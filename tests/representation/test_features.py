@@ -7,8 +7,8 @@ from numpy.testing import assert_allclose
 
 from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder, open_data
+from diti.measure.baselines import floors, pixels_flat, principal_components
 from diti.representation.features import encode_dataset, encoder_hash, trunk_features
-from diti.representation.floors import floors, pixels_flat, principal_components
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from diti.cli import main
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
-from diti.representation.model import load
-from diti.representation.objectives.diti import frozen_loss_by_time
+from diti.representation.methods.diti import frozen_loss_by_time
+from diti.representation.models.model import load
 
 COMMON = (
     "--data", "toyfaces:200", "--code-dim", "12", "--subsets", "4", "--train-batch-size", "16",

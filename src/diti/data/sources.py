@@ -10,9 +10,9 @@ from pathlib import Path
 
 from diti import __version__
 from diti.core.errors import InputError, nearest
-from diti.data import celeba, factors, folder, lfw, lmdbs, parquet, toyfaces_source
 from diti.data.prepare import fingerprint, prepare
 from diti.data.prepared import Dataset, is_dataset, open_dataset
+from diti.data.readers import celeba, factors, folder, lfw, lmdbs, parquet, toyfaces_source
 from diti.data.source import ReadOptions, Source
 
 DEFAULT_SIZE = 64

@@ -22,8 +22,8 @@ from diti.core.runs import atomic_path
 from diti.data.prepared import Dataset
 from diti.edit.select import DEFAULT_SELECTION, Fit, check_selection, fit_logistic, fit_ridge, largest, select
 from diti.probe.scores import average_precision, chance_ap, pearson
-from diti.representation.decoding import DecodingModel
 from diti.representation.features import encode_dataset, encoder_hash
+from diti.representation.models.decoding import DecodingModel
 
 ARRAYS = ("weight", "pattern", "mean", "std")
 FORMAT = "2"

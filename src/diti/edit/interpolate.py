@@ -26,8 +26,8 @@ from diti.edit.pictures import (
     save_animation,
     save_frames,
 )
-from diti.representation.decoding import DecodingModel
-from diti.representation.inputs import Images, as_batch
+from diti.representation.models.decoding import DecodingModel
+from diti.representation.models.inputs import Images, as_batch
 from diti.representation.partition import THIRDS, Partition
 
 DIRECTIONS = ("a_to_b", "b_to_a")  # the complement of the subset is fixed to A; to B

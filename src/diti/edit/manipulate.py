@@ -28,9 +28,9 @@ from diti.edit.directions import (
 )
 from diti.edit.interpolate import check_scales
 from diti.edit.select import DEFAULT_SELECTION
-from diti.representation.decoding import DecodingModel, load_with_decoder
-from diti.representation.diffusion_model import DiTi
-from diti.representation.inputs import Images, as_batch
+from diti.representation.models.decoding import DecodingModel, load_with_decoder
+from diti.representation.models.diffusion import DiTi
+from diti.representation.models.inputs import Images, as_batch
 
 SCALE = 0.3  # s of the authors, PDAE and Diff-AE
 SCALES = (-SCALE, -SCALE / 2, SCALE / 2, SCALE)

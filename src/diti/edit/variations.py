@@ -17,11 +17,11 @@ from diti.diffusion.files import locate
 from diti.diffusion.generate import CALLS
 from diti.diffusion.generate import save_samples as save_backbone_samples
 from diti.diffusion.sampler import OnStep
-from diti.representation.decoding import DecodingModel, load_with_decoder
-from diti.representation.direct_model import DirectModel
-from diti.representation.inputs import Images, as_batch
-from diti.representation.latent import FOLDER as LATENT
-from diti.representation.latent import load_latent
+from diti.representation.models.decoding import DecodingModel, load_with_decoder
+from diti.representation.models.direct import DirectModel
+from diti.representation.models.inputs import Images, as_batch
+from diti.representation.networks.latent import FOLDER as LATENT
+from diti.representation.networks.latent import load_latent
 
 COLUMNS = 8  # of a picture with many images
 

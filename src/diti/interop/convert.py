@@ -11,8 +11,8 @@ from diti.core.errors import InputError
 from diti.data.sources import open_data
 from diti.interop.authors import convert as convert_backbone
 from diti.interop.authors_model import ModelFacts, convert_model, holds_model
-from diti.representation.diffusion_model import DiTi
 from diti.representation.features import encode_dataset
+from diti.representation.models.diffusion import DiTi
 from diti.representation.partition import Partition, make_partition
 
 

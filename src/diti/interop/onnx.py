@@ -22,8 +22,8 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.rng import torch_generator
 from diti.core.runs import atomic_path
-from diti.representation.encoder import Encoder
-from diti.representation.model import Model
+from diti.representation.models.model import Model
+from diti.representation.networks.encoder import Encoder
 
 INPUT, OUTPUT, BATCH_AXIS = "images", "z", "N"
 CHECKED_BATCHES = (1, 3)  # one image, and another number than the example that was traced

@@ -22,7 +22,7 @@ from diti.config import (
 )
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, read_json, sha256_file
-from diti.representation.methods import idle_settings, title_of
+from diti.representation.methods.registry import idle_settings, title_of
 
 if TYPE_CHECKING:
     from diti.data.prepared import Dataset

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from diti.measure.probe_figures import gains_over, save_differences
 from diti.report.blocks import Figure, Section, Table
-from diti.report.probe_figures import gains_over, save_differences
 from diti.report.runs import MEASURED, Group, Run
 from diti.report.training_figures import save_loss_by_time, save_training_losses
 

@@ -232,7 +232,7 @@ def _chance(reductions: Sequence[Record], name: str) -> Score | None:
 
 
 def counterfactual_table(groups: Sequence[Group]) -> Table:
-    """What edits of z do to images, as a reader of attributes sees it (`diti.edit.measure`)."""
+    """What edits of z do to images, as a reader of attributes sees it (`diti.measure.counterfactual_scores`)."""
     shown = groups if any(run.counterfactuals for group in groups for run in group.runs) else []
     cells, undecided = score_columns(shown, EDITED)
     rows = [[Cell(group.label), *row] for group, row in zip(shown, cells, strict=True)]

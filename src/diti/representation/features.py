@@ -18,9 +18,9 @@ from diti.core.runs import atomic_path
 from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder, open_data
-from diti.representation.encoder import Encoder
-from diti.representation.inputs import as_batch
-from diti.representation.model import BATCH, Model, inference
+from diti.representation.models.inputs import as_batch
+from diti.representation.models.model import BATCH, Model, inference
+from diti.representation.networks.encoder import Encoder
 
 
 def encode_dataset(model: Model, dataset: Dataset, *, mirrored: bool = False) -> np.ndarray:

@@ -13,9 +13,9 @@ from diti.core.images import to_float
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, write_json, write_text
 from diti.data.prepared import Dataset
-from diti.representation.encoder import Encoder
-from diti.representation.methods import Findings, Method
-from diti.representation.model import BATCH, Model, code_statistics
+from diti.representation.methods.registry import Findings, Method
+from diti.representation.models.model import BATCH, Model, code_statistics
+from diti.representation.networks.encoder import Encoder
 
 
 def finish(

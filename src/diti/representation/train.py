@@ -11,7 +11,7 @@ from diti.data.prepared import training_batches
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.pretrain import start_run
 from diti.representation.finish import finish, training_statistics
-from diti.representation.methods import Findings, Method, find_method
+from diti.representation.methods.registry import Findings, Method, find_method
 
 
 def train_model(config: TrainConfig, out: Path) -> Findings:

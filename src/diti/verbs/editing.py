@@ -32,7 +32,7 @@ class Interpolate:
 
     def run(self) -> None:
         from diti.edit.interpolate import interpolate_files
-        from diti.representation.decoding import load_with_decoder
+        from diti.representation.models.decoding import load_with_decoder
 
         lines = interpolate_files(
             load_with_decoder(self.model), self.first, self.second, self.subset.split(","),
@@ -120,7 +120,7 @@ class TrainLatent:
     seed: int = 0
 
     def run(self) -> None:
-        from diti.representation.latent_train import fit_latent
+        from diti.representation.train_latent import fit_latent
 
         facts = fit_latent(self.model, self.data, codes_seen=self.codes, seed=self.seed)
         if facts:

@@ -123,13 +123,13 @@ class Train:
     @classmethod
     def description(cls) -> str:
         """For --help."""
-        from diti.representation.methods import known_methods
+        from diti.representation.methods.registry import known_methods
 
         methods = "\n".join(f"  {name:<8} {about}" for name, about in known_methods().items())
         return f"{cls.__doc__}\n\nMethods:\n{methods}"
 
     def run(self) -> None:
-        from diti.representation.methods import find_method, idle_settings
+        from diti.representation.methods.registry import find_method, idle_settings
 
         method = find_method(self.settings.method)
         settings = resolve(self.settings)
@@ -181,7 +181,7 @@ class Export:
 
     def run(self) -> None:
         from diti.interop.onnx import export_encoder
-        from diti.representation.model import load
+        from diti.representation.models.model import load
 
         print(export_encoder(load(self.model), self.out))
 

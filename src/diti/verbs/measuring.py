@@ -21,7 +21,7 @@ class Encode:
 
     def run(self) -> None:
         from diti.representation.features import write_features
-        from diti.representation.model import load
+        from diti.representation.models.model import load
 
         print(write_features(load(self.model), self.images, self.out))
 
@@ -45,8 +45,8 @@ class Probe:
     seed: int = 0
 
     def run(self) -> None:
-        from diti.report.probing import ProbeOptions, probe_model
-        from diti.representation.methods import find_method
+        from diti.measure.probing import ProbeOptions, probe_model
+        from diti.representation.methods.registry import find_method
 
         options = ProbeOptions(
             protocol=self.protocol, against=self.against, floors=self.floors,
@@ -77,7 +77,7 @@ class Analyze:
     seed: int = 0
 
     def run(self) -> None:
-        from diti.report.analysis import analyze
+        from diti.measure.analysis import analyze
 
         analyze(
             self.model, self.data, self.out, pairs=self.pairs, count=self.count, tau=self.tau, seed=self.seed,
@@ -128,7 +128,7 @@ class Counterfactuals:
     seed: int = 0
 
     def run(self) -> None:
-        from diti.report.counterfactuals import CounterfactualOptions, measure_counterfactuals
+        from diti.measure.counterfactuals import CounterfactualOptions, measure_counterfactuals
 
         options = CounterfactualOptions(
             images=self.images, pairs=self.pairs, dims=self.dims, scale=self.scale, selection=self.selection,

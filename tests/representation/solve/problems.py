@@ -17,7 +17,7 @@ from torch import Tensor
 from diti.config import SolutionConfig
 from diti.core.rng import Draws, torch_generator
 from diti.diffusion.schedule import Schedule, snr
-from diti.representation.pixel_axes import PixelAxes
+from diti.representation.networks.pixel_axes import PixelAxes
 from diti.representation.solve.collect import Pass
 from diti.representation.solve.look import Look, Whitening
 from diti.representation.solve.solution import Evidence

@@ -12,7 +12,7 @@ from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data.prepared import Stream
 from diti.data.sources import open_data
-from diti.representation.pixel_axes import PixelAxes
+from diti.representation.networks.pixel_axes import PixelAxes
 from diti.representation.solve.evidence import (
     feature_map,
     new_encoder,

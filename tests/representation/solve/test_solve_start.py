@@ -12,8 +12,8 @@ from diti.config import EncoderConfig, SolutionConfig, TrainConfig, TrainingConf
 from diti.core.errors import InputError
 from diti.core.rng import Draws
 from diti.data.sources import cache_folder, open_data
-from diti.representation.checks import loss_curves
-from diti.representation.objectives import diti as objective
+from diti.representation.methods import diti as objective
+from diti.representation.methods.checks import loss_curves
 from diti.representation.solve import start as starting
 from diti.representation.solve.solved import solve_networks
 

@@ -18,7 +18,7 @@ from diti.core.images import to_float
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
 from diti.diffusion.backbone import build_backbone
-from diti.representation.methods import Findings
+from diti.representation.methods.registry import Findings
 from diti.representation.solve import collect as collecting
 from diti.representation.solve import evidence as gathering
 from diti.representation.solve import run as run_module

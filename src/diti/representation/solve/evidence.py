@@ -21,8 +21,8 @@ from diti.core.rng import numpy_generator
 from diti.core.state import load_state, save_state
 from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
-from diti.representation.encoder import Encoder, build_encoder, given_encoder
-from diti.representation.pixel_axes import GRID
+from diti.representation.networks.encoder import Encoder, build_encoder, given_encoder
+from diti.representation.networks.pixel_axes import GRID
 from diti.representation.solve.collect import Pass, collect
 from diti.representation.solve.look import LOOKED_AT, FeatureMap, Walk, first_look
 from diti.representation.solve.solution import Evidence, quick_removed

@@ -19,8 +19,8 @@ from diti.core.processes import is_main
 from diti.core.progress import progress_bar
 from diti.core.rng import stream_seed
 from diti.data.prepared import Dataset, Stream
-from diti.representation.pixel_axes import PixelAxes
-from diti.representation.principal import Moments, principal_axes
+from diti.representation.networks.pixel_axes import PixelAxes
+from diti.representation.networks.principal import Moments, principal_axes
 
 LOOKED_AT = 8_192  # images; the axes of more would hardly differ, and memory must not grow with the data
 PIXEL_IMAGES = 4_096  # of these for the axes of the pixels

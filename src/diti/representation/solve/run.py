@@ -17,9 +17,9 @@ from diti.core.runs import RunFolder, read_json
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.representation.diffusion_model import DiTi
 from diti.representation.finish import finish, training_statistics
-from diti.representation.methods import Findings, find_method
+from diti.representation.methods.registry import Findings, find_method
+from diti.representation.models.diffusion import DiTi
 from diti.representation.solve.evidence import new_encoder, require_features, require_images, split_rows
 from diti.representation.solve.figure import save_lost_figure
 from diti.representation.solve.solved import Solved, solve_networks

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diti.config import SolutionConfig
-from diti.representation.linear import LinearPart
+from diti.representation.networks.linear import LinearPart
 from diti.representation.partition import Partition
 from diti.representation.solve.fit import best_ridge, normal_equations, ridge_weights
 from diti.representation.solve.keep import Unknown, keep, not_known_yet

@@ -10,9 +10,9 @@ import numpy as np
 from diti.config import SolveConfig
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
-from diti.representation.encoder import Encoder
+from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
-from diti.representation.shift import ShiftDecoder
 from diti.representation.solve.evidence import Log, gather_evidence, new_encoder
 from diti.representation.solve.solution import Evidence, Solution, solve
 

@@ -13,10 +13,10 @@ from diti.core.runs import atomic_path, read_json, versions, write_json
 from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder
 from diti.diffusion.backbone import Backbone
-from diti.representation.encoder import Encoder, load_encoder
-from diti.representation.linear import LinearPart
+from diti.representation.networks.encoder import Encoder, load_encoder
+from diti.representation.networks.linear import LinearPart
+from diti.representation.networks.shift import load_decoder
 from diti.representation.partition import Partition
-from diti.representation.shift import load_decoder
 from diti.representation.solve.solved import solve_networks
 
 

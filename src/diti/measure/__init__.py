@@ -1,0 +1,1 @@
+"""What `diti probe`, `counterfactuals` and `analyze` run: models and data in, one record and figures out."""

@@ -1,0 +1,291 @@
+"""`diti analyze`: the paper's theory on a model: when attributes are lost, in which order, where z keeps them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.core.progress import Advance, progress_bar
+from diti.core.rng import torch_generator
+from diti.core.runs import versions, write_json
+from diti.data.attributes import SPLITS
+from diti.data.predicted import predicted_columns
+from diti.data.prepared import Dataset
+from diti.data.sources import open_data
+from diti.data.toyfaces import NAMES
+from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.files import locate
+from diti.measure.theory_figures import (
+    save_attribute_loss,
+    save_ordering,
+    save_overlap_figure,
+    save_reconstructions_by_time,
+)
+from diti.probe.matrix import carriers, subset_matrix
+from diti.probe.task import Splits
+from diti.representation.features import encode_dataset
+from diti.representation.methods.checks import loss_curves, save_loss_figure
+from diti.representation.models.diffusion import DiTi
+from diti.representation.models.model import load
+from diti.theory import (
+    CHECK_FACES,
+    Pairs,
+    closed_form_curve,
+    dominance_kept,
+    exact_pairs,
+    given_pairs,
+    lost_at,
+    mean_position,
+    monte_carlo_curve,
+    movement_shares,
+    pixel_change,
+    rank_agreement,
+    reconstructor,
+    subset_position,
+    sufficiency,
+    time_grid,
+)
+
+SHOWN = 4  # images of figure 1b
+FEWEST_RANKED = 3  # attributes that an order needs
+PROBED_ROWS = 20_000  # training images that the probes of single subsets are fitted to
+CLOSED, MEASURED = "lost_at_closed_form", "lost_at_monte_carlo"
+
+
+def analyze(
+    model: str, data: str, out: Path, *, pairs: Path | None, count: int, tau: float, seed: int, images: int
+) -> dict[str, Any]:
+    """Measure and draw everything that MODEL and DATA allow; writes `out`/analysis.json and PNGs beside it.
+
+    model: a model, or a backbone alone: then all about z is left out. pairs: table of image pairs that differ in
+    one attribute; toy faces need none. count: pairs per attribute. tau: degree from which on an attribute counts
+    as lost. images: length of each of two trainings on the true factors of toy faces; 0 leaves them out.
+    """
+    _check_numbers(count, tau, images)
+    backbone, trained = open_model(model)
+    dataset = open_data(data, backbone.size)
+    backbone.require_size(dataset.size)
+    found = _find_pairs(dataset, pairs, count, backbone.size, seed)
+    if images and (found is None or pairs is not None):
+        raise InputError("--images trains on the true factors of toy faces; use --data toyfaces without --pairs")
+    record: dict[str, Any] = {
+        "model": model, "method": trained.method if trained else None, "data": data, "dataset_hash": dataset.hash,
+        "timesteps": backbone.timesteps, "tau": tau, "count": count, "seed": seed, "versions": versions(),
+        "predicted": sorted(predicted_columns(dataset)), "left_out": [],
+    }  # fmt: skip
+    draw_pictures(record, backbone, trained, dataset, out)
+    if found is None:
+        _leave_out(
+            record, f"{data} has no exact pairs: curves of attributes need --pairs (attribute, first, second)"
+        )
+    else:
+        measure_attributes(record, backbone, trained, found)
+        if trained is not None:
+            probe_subsets(record, trained, dataset)
+        rank_attributes(record)
+        draw_attributes(record, out)
+    if images:
+        faces = min(CHECK_FACES, images)  # a check no longer than the training
+        record["sufficiency"] = sufficiency(backbone, _times(record, MEASURED), images, seed, faces)
+    write_json(out / "analysis.json", record)
+    print_record(record, out)
+    return record
+
+
+def open_model(source: str) -> tuple[Backbone, DiTi | None]:
+    """The backbone of a model folder and the model, or a backbone alone."""
+    if (locate(source) / "model.json").is_file():
+        model = load(source)
+        if not isinstance(model, DiTi):
+            raise InputError(f"a {model.method} model has no frozen diffusion model to analyze; take diti or pdae")
+        return model.backbone, model
+    return load_backbone(source).eval(), None
+
+
+def _check_numbers(count: int, tau: float, images: int) -> None:
+    """Refuse before the first minute of work is spent."""
+    if count < 1 or images < 0:
+        raise InputError(f"{count} pairs and {images} images; give at least 1 pair, and 0 (off) or more images")
+    lost_at([0.0], [0], tau)
+
+
+def _find_pairs(dataset: Dataset, table: Path | None, count: int, size: int, seed: int) -> Pairs | None:
+    """Pairs of the given table, exact ones of toy faces, or None."""
+    if table is not None:
+        return given_pairs(table, count, size)
+    return exact_pairs(count, size, seed) if set(dataset.attributes) == set(NAMES) else None
+
+
+def _leave_out(record: dict[str, Any], reason: str) -> None:
+    record["left_out"].append(reason)
+    print(reason)
+
+
+# ---- What needs no attributes -----------------------------------------------------------------------------
+
+
+def draw_pictures(
+    record: dict[str, Any], backbone: Backbone, model: DiTi | None, dataset: Dataset, out: Path
+) -> None:
+    """Figures 1a and 1b, and with z the loss by time-step (A9)."""
+    rows = dataset.rows("valid")
+    shown = to_float(dataset.pixels((rows if len(rows) else dataset.rows())[:SHOWN]))
+    u_theta = reconstructor(backbone)
+    figures = [
+        save_overlap_figure(backbone.schedule, out / "overlap.png"),
+        save_reconstructions_by_time(
+            u_theta, backbone.schedule, shown, record["seed"], out / "reconstructions_by_time.png"
+        ),
+    ]
+    if model is None:
+        _leave_out(record, f"{record['model']} is a backbone alone: left out what needs z (A9, subsets)")
+    else:
+        curves = loss_curves(model.encoder, model.decoder, model.partition, dataset)
+        record["loss"] = curves.record()
+        figures.append(save_loss_figure(curves, out / "losses.png"))
+    record["figures"] = [figure.name for figure in figures]
+
+
+# ---- What needs pairs that differ in one attribute ----------------------------------------------------------
+
+
+def measure_attributes(record: dict[str, Any], backbone: Backbone, model: DiTi | None, pairs: Pairs) -> None:
+    """Curves and t(Z_i) of every attribute, how z moves with it, and part 2 of the theorem."""
+    grid = time_grid(backbone.timesteps)
+    record["grid"], record["attributes"] = grid, {}
+    distances: dict[str, Tensor] = {}
+    with progress_bar("attributes", 2 * len(grid) * sum(pairs.counts.values())) as advance:
+        for name in pairs.counts:
+            x0, y0 = pairs.load(name)
+            distances[name] = pixel_change(x0, y0)
+            found = _curves(record, backbone, x0, y0, distances[name], advance)
+            record["attributes"][name] = found | (_subsets(model, x0, y0) if model else {})
+    record["dominance"] = {key: dominance_kept(distances, _times(record, key)) for key in (CLOSED, MEASURED)}
+
+
+def _curves(
+    record: dict[str, Any], backbone: Backbone, x0: Tensor, y0: Tensor, distance: Tensor, advance: Advance
+) -> dict[str, Any]:
+    """Mean Err over t in closed form and by Monte Carlo, and when each passes tau for good."""
+    schedule, grid, tau = backbone.schedule, record["grid"], record["tau"]
+    closed = closed_form_curve(distance, schedule)  # (T,)
+    rng = torch_generator(record["seed"], "attribute-loss")  # the same noise for all attributes
+    measured = monte_carlo_curve(reconstructor(backbone), schedule, x0, y0, grid, rng, advance=advance).mean(1)
+    return {
+        "pairs": len(x0),
+        "pixel_change": distance.mean().item(),
+        CLOSED: lost_at(closed, range(schedule.timesteps), tau),
+        MEASURED: lost_at(measured, grid, tau),
+        "closed_form": closed[grid].tolist(),
+        "monte_carlo": measured.tolist(),
+    }
+
+
+def _subsets(model: DiTi, x0: Tensor, y0: Tensor) -> dict[str, Any]:
+    """How z moves when the attribute changes: share and argmax of the subsets, mean position in time."""
+    shares = movement_shares(model.encode(x0), model.encode(y0), model.std, model.partition)
+    return {
+        "subset": int(shares.argmax()),
+        "subset_position": mean_position(shares, model.partition),
+        "subset_shares": shares.tolist(),
+    }
+
+
+def probe_subsets(record: dict[str, Any], model: DiTi, dataset: Dataset) -> None:
+    """The subset from which a linear probe reads each attribute best, where the data have its labels."""
+    names = [name for name in record["attributes"] if name in dataset.attributes]
+    splits = Splits(*(dataset.rows(split) for split in SPLITS))
+    if not names or not len(splits.train) or not len(splits.valid):
+        _leave_out(
+            record, f"{record['data']} has no labels of these attributes in train and valid: no probe of subsets"
+        )
+        return
+    matrix = subset_matrix(
+        encode_dataset(model, dataset), dataset.labels(names), names, [dataset.is_binary(name) for name in names],
+        splits, model.partition.ends, split="valid", rows=PROBED_ROWS, seed=record["seed"], progress=True,
+    )  # fmt: skip
+    record["probe"] = matrix.protocol
+    for carrier in carriers(matrix):
+        if carrier.subset is not None:
+            record["attributes"][carrier.name] |= {
+                "probed_subset": carrier.subset,
+                "probed_score": carrier.score,
+                "probed_position": subset_position(carrier.subset, model.partition),
+            }
+
+
+def rank_attributes(record: dict[str, Any]) -> None:
+    """Whether all measures put the attributes in one order."""
+    count = len(record["attributes"])
+    if count < FEWEST_RANKED:
+        _leave_out(record, f"{count} attributes have no order to speak of: it needs {FEWEST_RANKED}")
+    else:
+        record["ordering"] = rank_agreement(_columns(record), record["seed"])
+
+
+def _times(record: dict[str, Any], key: str) -> dict[str, float]:
+    """t(Z_i) of all attributes, T where one is never lost."""
+    last = float(record["timesteps"])
+    return {name: last if a[key] is None else a[key] for name, a in record["attributes"].items()}
+
+
+def _columns(record: dict[str, Any]) -> dict[str, list[float]]:
+    """What the theorem says has one order: a number per attribute each."""
+    attributes = record["attributes"].values()
+    columns = {"pixel_change": [a["pixel_change"] for a in attributes]}
+    columns |= {key: list(_times(record, key).values()) for key in (CLOSED, MEASURED)}
+    for key in ("subset_position", "probed_position"):
+        if any(key in a for a in attributes):
+            columns[key] = [a.get(key, math.nan) for a in attributes]
+    return columns
+
+
+def draw_attributes(record: dict[str, Any], out: Path) -> None:
+    """Curves over time, and change against time."""
+    attributes, grid = record["attributes"], record["grid"]
+    figures = (
+        save_attribute_loss(attributes, grid, record["tau"], out / "attribute_loss.png"),
+        save_ordering(attributes, grid, out / "ordering.png"),
+    )
+    record["figures"] += [figure.name for figure in figures]
+
+
+# ---- For the reader at the terminal -------------------------------------------------------------------------
+
+
+def print_record(record: dict[str, Any], out: Path) -> None:
+    """A table of attributes, coarse to fine, and a line for each further result."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if "attributes" in record:
+        table = Table(
+            "attribute", title=f"lost with degree {record['tau']:g}, time-steps 0..{record['timesteps'] - 1}"
+        )
+        for heading in ("pixel change", "t, eq. 5", "t, model", "subset moved", "subset probed"):
+            table.add_column(heading, justify="right")
+        for name, a in sorted(record["attributes"].items(), key=lambda item: -item[1]["pixel_change"]):
+            subsets = [str(a.get(key, "–")) for key in ("subset", "probed_subset")]
+            table.add_row(name, f"{a['pixel_change']:.2f}", _step(a[CLOSED]), _step(a[MEASURED]), *subsets)
+        Console().print(table)
+    if record["predicted"]:
+        print(f"labels predicted by a network, not true ones: {', '.join(record['predicted'])}")
+    for pair in record.get("ordering", ()):
+        if pair["rho"] is not None:
+            bounds = f"{pair['low']:.2f} to {pair['high']:.2f}"
+            print(f"rank correlation {pair['first']} ~ {pair['second']}: {pair['rho']:.2f} ({bounds})")
+    if "sufficiency" in record:
+        shares = {name: record["sufficiency"][name]["removed"] for name in ("ordered", "reversed")}
+        print(
+            f"true factors remove {shares['ordered']:.1%} of the loss, in reversed order {shares['reversed']:.1%}"
+        )
+    print(f"wrote {out / 'analysis.json'}, {', '.join(record['figures'])}")
+
+
+def _step(time: float | None) -> str:
+    return "never" if time is None else f"{time:.0f}"

@@ -1,0 +1,79 @@
+"""What a probe finds without a trained encoder: the floors that every table of probes carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from diti.config import EncoderConfig
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.data.prepared import Dataset
+from diti.diffusion.backbone import Backbone
+from diti.representation.features import encoder_codes, trunk_features
+from diti.representation.models.model import BATCH
+from diti.representation.networks.encoder import build_encoder
+from diti.representation.networks.principal import Moments, principal_axes
+
+PIXEL_SIDE = 32  # px: larger images are averaged down first, which keeps the principal axes affordable
+
+
+def floors(
+    backbone: Backbone | int, dataset: Dataset, dims: int, seed: int, wide: bool = False
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and features (N, F), one after the other so that only one is in memory.
+
+    backbone: or the side of the images, px, where there is none; then its own floors are left out.
+    wide: also all of the backbone's features; probes of thousands of dims take minutes.
+    """
+    of_pixels = principal_components(lambda rows: pixels_flat(dataset, rows), dataset, dims)
+    yield f"PCA of pixels, {dims} dims", of_pixels
+    untrained = build_encoder(EncoderConfig(encoder="residual", code_dim=dims), backbone, seed)
+    yield f"random encoder, {dims} dims", encoder_codes(untrained, dataset)
+    if isinstance(backbone, int):
+        return
+    try:
+        copied = build_encoder(EncoderConfig(encoder="backbone", code_dim=1), backbone, seed)
+    except InputError:  # a U-Net whose down path cannot be run on its own has no such floor
+        return
+    features = trunk_features(copied, dataset)
+    if wide or features.shape[1] <= dims:
+        yield f"backbone features, {features.shape[1]:,} dims", features
+    if features.shape[1] > dims:
+        components = principal_components(lambda rows: features[rows], dataset, dims)
+        yield f"PCA of backbone features, {dims} dims", components
+
+
+def pixels_flat(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
+    """float32 (B, 3·S·S) of the images of these rows, averaged down to 32 px where they are larger."""
+    pixels = to_float(dataset.pixels(rows))
+    if pixels.shape[-1] > PIXEL_SIDE:
+        pixels = F.adaptive_avg_pool2d(pixels, PIXEL_SIDE)
+    return pixels.flatten(1).numpy()
+
+
+def principal_components(read: Callable[[np.ndarray], np.ndarray], dataset: Dataset, dims: int) -> np.ndarray:
+    """float32 (N, dims) of all images: standardised features on the first principal axes of the training images.
+
+    `read` gives the features (B, F) of rows (B,); they are read twice, BATCH at a time, and never held whole.
+    """
+    train = dataset.rows("train")
+    moments: Moments | None = None
+    for rows in batches(train):
+        part = torch.from_numpy(read(rows))
+        moments = moments or Moments(part.shape[1])
+        moments.add(part)
+    if moments is None:
+        raise InputError(f"{dataset.path} has no training image to find principal components from")
+    mean, std, correlation = moments.standardised()
+    _, axes = principal_axes(correlation, dims)
+    scaled, offset = (axes / std[:, None]).float().numpy(), mean.float().numpy()
+    return np.concatenate([(read(rows) - offset) @ scaled for rows in batches(dataset.rows())])
+
+
+def batches(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """The rows in order, BATCH at a time."""
+    return (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))

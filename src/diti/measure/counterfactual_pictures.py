@@ -1,0 +1,60 @@
+"""Figures 2a, 5 and 7 of the paper for any model: attributes pushed, subsets swapped, whole codes interpolated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.core.images import grid, save_picture, to_uint8
+from diti.edit.directions import Direction
+from diti.edit.interpolate import interpolate
+from diti.edit.manipulate import push
+from diti.edit.pictures import interpolation_grid
+from diti.measure.counterfactual_scores import Inverted
+from diti.representation.models.decoding import DecodingModel
+
+PUSHES = (-2, -1, 0, 1, 2)  # figure 2a, in units of the scale; 0 is the reconstruction
+HALVES = (0.0, 0.5, 1.0)  # scales of figure 5
+WAY = tuple(np.linspace(0, 1, 7).tolist())  # scales of figure 7
+
+
+def save_pushes(
+    model: DecodingModel, directions: Sequence[Direction], image: Tensor, scale: float, calls: int, path: Path
+) -> Path:
+    """Figure 2a: one image (1, 3, H, W), a row per attribute, pushed from -2 to 2 times the scale."""
+    start = Inverted.of(model, image, calls, masked=True, advance=lambda count: None)
+    codes = torch.cat([push(start.z, d, times * scale) for d in directions for times in PUSHES])
+    edited = start.decode(codes, start.x_T.expand(len(codes), *model.noise_shape))
+    rows = torch.cat(
+        [image.expand(len(directions), 1, *image.shape[1:]), edited.unflatten(0, (-1, len(PUSHES)))], 1
+    )
+    labels = ["image", *("0" if times == 0 else f"{times * scale:+g}" for times in PUSHES)]
+    sheet = grid(
+        to_uint8(rows.flatten(0, 1)), len(labels), column_labels=labels,
+        row_labels=[d.attribute for d in directions], title="strength of the push (0: reconstruction)",
+    )  # fmt: skip
+    return save_picture(sheet, path)
+
+
+def save_swaps(model: DecodingModel, a: Tensor, b: Tensor, subsets: Sequence[str], calls: int, path: Path) -> Path:
+    """Figure 5: the dims of each group of subsets move between two images (1, 3, H, W), the others stay.
+
+    So does the noise x_T: moved along, as the paper does, it would show its own work in every row.
+    """
+    result = interpolate(model, a, b, subsets, HALVES, x_t="keep", calls=calls)
+    return save_picture(interpolation_grid(result), path)
+
+
+def save_ways(model: DecodingModel, firsts: Tensor, seconds: Tensor, calls: int, path: Path) -> Path:
+    """Figure 7: a row per pair of images (N, 3, H, W), the whole code on its way from one to the other."""
+    cells = []
+    for a, b in zip(firsts.split(1), seconds.split(1), strict=True):
+        between = interpolate(model, a, b, ["all"], WAY, directions=("a_to_b",), calls=calls).images
+        cells += [a, between, b]
+    labels = ["A", *(f"{scale:.2g}" for scale in WAY), "B"]
+    title = "from A to B (0 and 1: reconstructions)"
+    return save_picture(grid(to_uint8(torch.cat(cells)), len(labels), column_labels=labels, title=title), path)

@@ -1,0 +1,385 @@
+"""Counterfactual images of a model, measured and drawn: do edits show what was wanted, and what else do they move?
+
+What an image shows is said by a reader trained on the pixels of the same data. It knows no model, and all models
+that are compared on the data share it. Letters: N images, A attributes, D dims of z, d' of which an edit moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.core.progress import progress_bar
+from diti.core.rng import numpy_generator
+from diti.core.runs import command_line, versions, write_json
+from diti.data.predicted import predicted_columns
+from diti.data.prepared import Dataset
+from diti.data.sources import open_data
+from diti.diffusion.files import locate, may_keep
+from diti.diffusion.generate import CALLS
+from diti.edit.directions import (
+    Direction,
+    check_along,
+    learn_direction,
+    save_direction,
+    saved_direction,
+    standardise,
+)
+from diti.edit.interpolate import cut_of
+from diti.edit.manipulate import SCALE
+from diti.edit.select import DEFAULT_SELECTION, check_selection, compare_selections, fit_logistic
+from diti.measure.attribute_classifier import IMAGES, Reader, train_reader
+from diti.measure.counterfactual_pictures import save_pushes, save_swaps, save_ways
+from diti.measure.counterfactual_scores import DIFFERENT, SCORES, interpolation_scores, manipulation_scores
+from diti.measure.reference import make_yardstick
+from diti.probe.scores import average_precision
+from diti.representation.features import encode_dataset, encoder_hash
+from diti.representation.models.decoding import DecodingModel, load_with_decoder
+from diti.representation.partition import THIRDS, Partition
+
+MOST_DIMS = 32  # d' unless given: of the authors' 512; for short codes a quarter
+SHOWN = 6  # attributes of figure 2a
+ROWS = 4  # pairs of figure 7
+COMPARED = 4  # binary attributes on which the ways to choose dims are compared
+COMPARED_ROWS = 10_000  # training images for that
+# Before its last layer the reader tells faces cut in halves (distance 1.27), turned upside down (2.64) and with
+# swapped colours (1.30) from toy faces (1). The backbone's features tell them too (1.58, 2.53, 1.44), but models
+# edit in a code made of those.
+YARDSTICK = "the attribute reader before its last layer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CounterfactualOptions:
+    """How much is measured, and with which edits."""
+
+    images: int = 64  # test images edited along every attribute
+    pairs: int = 48  # test pairs interpolated
+    reader_images: int | None = None  # length of the reader's training; None: the reader's default
+    dims: int | None = None  # d'; None: 32, or a quarter of a short code
+    scale: float = SCALE
+    selection: str = DEFAULT_SELECTION  # how the dims are chosen
+    along: str = "pattern"  # what an edit follows: pattern or weight
+    compare_selections: bool = True
+    random_groupings: int = 3  # of dims, to say what chance gives
+    calls: int = CALLS  # network calls per image and way
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("images", "pairs", "reader_images", "dims", "random_groupings", "calls"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; give 1 or more")
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise InputError(f"scale is {self.scale}; give a number above 0, such as {SCALE}")
+        check_selection(self.selection)
+        check_along(self.along)
+
+
+def measure_counterfactuals(source: str, data: str, out: Path, options: CounterfactualOptions) -> dict[str, Any]:
+    """Measure and draw edits of a model on labelled data: prints a table, writes `out`/counterfactuals.json."""
+    model = load_with_decoder(source)
+    dataset = open_data(data, model.size)
+    model.require_size(dataset.size)
+    check_data(dataset)
+    dims = checked_dims(model, options.dims)
+    model.check_calls(options.calls)
+    reader = train_reader(dataset, images=options.reader_images or IMAGES)
+    study = Study(source, model, dataset, reader, dims, out, options)
+    record = study.measure() | {"command": command_line(), "versions": versions()}
+    write_json(out / "counterfactuals.json", record)  # last: it says that all is there
+    print_record(record, out)
+    return record
+
+
+def check_data(dataset: Dataset) -> None:
+    """InputError for data on which edits cannot be measured."""
+    if not dataset.attributes:
+        raise InputError(
+            f"{dataset.path} has no attributes to measure edits by; "
+            "add some with diti prepare --attributes TABLE.csv"
+        )
+    for split in ("train", "valid"):
+        if len(dataset.rows(split)) == 0:
+            raise InputError(f"{dataset.path} has no {split} rows; prepare data with train and valid images")
+
+
+def checked_dims(model: DecodingModel, dims: int | None) -> int:
+    """d', by default 32 or a quarter of a short code."""
+    if dims is None:
+        return max(1, min(MOST_DIMS, model.dims // 4))
+    if dims > model.dims:
+        raise InputError(f"dims is {dims}; z of this model has {model.dims} dims: use 1 to {model.dims}")
+    return dims
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """One model on one labelled dataset, seen through one reader."""
+
+    source: str
+    model: DecodingModel
+    dataset: Dataset
+    reader: Reader
+    dims: int  # d'
+    out: Path
+    options: CounterfactualOptions
+    left_out: list[str] = field(default_factory=list)  # what could not be measured, and why
+    figures: list[str] = field(default_factory=list)
+
+    def measure(self) -> dict[str, Any]:
+        """Everything, as one JSON-able record. What it is about first, so that a fault is told early."""
+        record: dict[str, Any] = {
+            "model": self.source, "method": self.model.method, "subsets": self.model.partition.subsets,
+            "encoder": encoder_hash(self.model.encoder),
+            "data": {"name": self.dataset.name, "hash": self.dataset.hash, "images": len(self.dataset)},
+            "predicted": sorted(predicted_columns(self.dataset)), "split": self.split,
+            "settings": self.settings, "reader": self.reader_quality(), "left_out": self.left_out,
+            "figures": self.figures,
+        }  # fmt: skip
+        record["directions"] = {
+            d.attribute: {
+                key: getattr(d, key) for key in ("method", "metric", "score", "score_all_dims", "chance")
+            }
+            for d in self.directions
+        }
+        record["manipulation"] = self.manipulation()
+        if len(self.groups) > 1:
+            record["interpolation"] = self.interpolation()
+        else:
+            self.left_out.append("interpolation: all dims of z belong to one third of the time-steps")
+        if self.options.compare_selections:
+            record["selections"] = self.selections()
+        self.draw()
+        return record
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return asdict(self.options) | {"dims": self.dims, "reader_images": self.options.reader_images or IMAGES}
+
+    # ---- What is measured on -------------------------------------------------------------------------------
+
+    @property
+    def split(self) -> str:
+        """Edits are measured on test images, or on validation images where there are none."""
+        return "test" if len(self.dataset.rows("test")) else "valid"
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """(N,) of the edited images: the same for every model."""
+        return self._drawn("edited")[: self.options.images]
+
+    @cached_property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows (N,) of the images A and of the images B."""
+        order = self._drawn("pairs")
+        count = min(self.options.pairs, len(order) // 2)
+        if count < 1:
+            raise InputError(f"{self.dataset.path} has {len(order)} {self.split} rows; a pair needs 2")
+        return order[:count], order[count : 2 * count]
+
+    def _drawn(self, what: str) -> np.ndarray:
+        return numpy_generator(self.options.seed, f"counterfactuals-{what}").permutation(
+            self.dataset.rows(self.split)
+        )
+
+    def pixels(self, rows: np.ndarray) -> Tensor:
+        """(N, 3, H, W) in [-1, 1]."""
+        return to_float(self.dataset.pixels(rows))
+
+    @cached_property
+    def codes(self) -> np.ndarray:
+        """(N, D) of all images of the data."""
+        return encode_dataset(self.model, self.dataset)
+
+    # ---- What is measured with -----------------------------------------------------------------------------
+
+    def reader_quality(self) -> dict[str, Any]:
+        """How well the reader tells each attribute on images it was not trained on."""
+        traits = self.reader.traits
+        if not any(trait.readable for trait in traits):
+            raise InputError(
+                f"no attribute of {self.dataset.path} can be read well enough from pixels to measure edits by; "
+                f"train the reader on more than {self.settings['reader_images']:,} images, or use other labels"
+            )
+        return {
+            "attributes": {t.name: {"binary": t.binary, "readable": t.readable, **t.quality} for t in traits},
+            "readable": [trait.name for trait in traits if trait.readable],
+            "unreadable": [trait.name for trait in traits if not trait.readable],
+        }
+
+    @cached_property
+    def directions(self) -> list[Direction]:
+        """Of the readable attributes in their order: from the model folder, else learned and kept there."""
+        names, found = self._learnable(), []
+        folder = locate(self.source)
+        with progress_bar("directions", len(names), unit="attributes") as advance:
+            for name in names:
+                wanted = (name, self.dims, self.options.selection, self.options.seed)
+                direction = saved_direction(self.model, folder, self.dataset, *wanted)
+                if direction is None:
+                    direction = learn_direction(self.model, self.dataset, *wanted, codes=self.codes)
+                    if may_keep(folder):
+                        save_direction(direction, folder)
+                found.append(direction.following(self.options.along))
+                advance()
+        return found
+
+    def _learnable(self) -> list[str]:
+        """The readable attributes that vary among training and among validation images."""
+        names = [trait.name for trait in self.reader.traits if trait.readable]
+        values = self.dataset.labels(names)
+        varies = [np.ptp(values[self.dataset.rows(split)], axis=0) > 0 for split in ("train", "valid")]
+        kept = np.logical_and(*varies)
+        if not kept.any():
+            raise InputError(
+                f"{', '.join(names)} can be read in {self.dataset.path}, but none varies among both its training "
+                "and its validation images; prepare more images"
+            )
+        if not kept.all():
+            constant = ", ".join(name for name, varied in zip(names, kept, strict=True) if not varied)
+            self.left_out.append(f"the same in all training or validation images: {constant}")
+        return [name for name, varied in zip(names, kept, strict=True) if varied]
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """Of early, middle and late those that own dims; a model of one subset borrows a split."""
+        return groups_with_dims(cut_of(self.model, None)[0])
+
+    # ---- The measurements ----------------------------------------------------------------------------------
+
+    def manipulation(self) -> dict[str, Any]:
+        """Algorithm 3 on every image and attribute."""
+        options = self.options
+        yardstick = make_yardstick(YARDSTICK, self.reader.trunk, self.dataset)
+        return manipulation_scores(
+            self.model, self.reader, self.directions, self.pixels(self.rows), yardstick,
+            scale=options.scale, calls=options.calls, seed=options.seed, progress=True,
+        )  # fmt: skip
+
+    def interpolation(self) -> dict[str, Any]:
+        """Algorithm 2 on every pair: which group of dims carries which attribute."""
+        options, (a, b) = self.options, self.pairs
+        return interpolation_scores(
+            self.model, self.reader, self.pixels(a), self.pixels(b), self.groups,
+            random_groupings=options.random_groupings, calls=options.calls, seed=options.seed, progress=True,
+        )  # fmt: skip
+
+    def selections(self) -> dict[str, Any]:
+        """Validation AP of the ways to choose d' dims, each with a classifier fitted anew, and of all dims."""
+        binary = [d for d in self.directions if self.dataset.is_binary(d.attribute)]
+        train, valid = (self.dataset.rows(split) for split in ("train", "valid"))
+        train = np.sort(numpy_generator(self.options.seed, "selections").permutation(train)[:COMPARED_ROWS])
+        found: dict[str, dict[str, float]] = {}
+        for d in spread_over(binary, COMPARED):
+            labels = self.dataset.labels([d.attribute])[:, 0]
+            z_train, z_valid = (standardise(self.codes[rows], d.mean, d.std) for rows in (train, valid))
+            compared = compare_selections(
+                z_train, labels[train], z_valid, labels[valid], self.dims, self.options.seed
+            )
+            whole = fit_logistic(z_train, labels[train]).scores(z_valid)
+            found[d.attribute] = {row.method: row.ap for row in sorted(compared, key=lambda row: row.method)}
+            found[d.attribute]["all dims"] = float(average_precision(whole[:, None], labels[valid][:, None])[0])
+        methods = list(next(iter(found.values()), {}))
+        mean = {method: float(np.mean([row[method] for row in found.values()])) for method in methods}
+        return {"dims": self.dims, "rows": len(train), "metric": "AP on valid", "attributes": found, "mean": mean}
+
+    def draw(self) -> None:
+        """Figures 2a, 5 and 7. What they show is chosen by seed and labels, never by how well the model does."""
+        model, calls, (a, b) = self.model, self.options.calls, self.pairs
+        shown, first = spread_over(self.directions, SHOWN), self.pixels(self.rows[:1])
+        drawn = [save_pushes(model, shown, first, self.options.scale, calls, self.out / "figure2a.png")]
+        if len(self.groups) > 1:
+            pair = [most_different(self.dataset.labels(), a, b)]
+            one, other = self.pixels(a[pair]), self.pixels(b[pair])
+            drawn.append(save_swaps(model, one, other, self.groups, calls, self.out / "figure5.png"))
+        firsts, seconds = self.pixels(a[:ROWS]), self.pixels(b[:ROWS])
+        drawn.append(save_ways(model, firsts, seconds, calls, self.out / "figure7.png"))
+        self.figures.extend(path.name for path in drawn)
+
+
+# ---- Choices that do not look at the model ------------------------------------------------------------------
+
+
+def spread_over(items: Sequence[Direction], count: int) -> list[Direction]:
+    """Up to `count` of them at even distances from the first to the last (toy faces: from coarse to fine)."""
+    places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
+    return [items[place] for place in places]
+
+
+def most_different(labels: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
+    """The pair of rows a, b (N,) whose labels (M, A) differ, by one standard deviation or more, most often."""
+    spread = np.maximum(labels.std(0), 1e-12)
+    return int((np.abs(labels[a] - labels[b]) >= DIFFERENT * spread).sum(1).argmax())
+
+
+def groups_with_dims(partition: Partition) -> list[str]:
+    """Those of early, middle and late that own dims."""
+    filled = [i for i in range(partition.subsets) if partition.dims_of(i)]
+    owned = {partition.third(i) for i in filled}
+    return [third for third in THIRDS if third in owned]
+
+
+# ---- For the reader at the terminal -------------------------------------------------------------------------
+
+
+def print_record(record: dict[str, Any], out: Path) -> None:
+    """A table of attributes with their mean, and a line for each further result."""
+    from rich.console import Console
+    from rich.table import Table
+
+    edits = record["manipulation"]
+    title = f"{edits['images']} {record['split']} images, edited at scale {edits['settings']['scale']:g}"
+    table = Table(title=title)
+    table.add_column("attribute", no_wrap=True)
+    for heading in SCORES:
+        table.add_column(heading, justify="right")
+    for name, scores in edits["attributes"].items():
+        table.add_row(name, *(_number(scores[score]) for score in SCORES))
+    table.add_section()
+    for label, end in (("mean", "value"), ("95 % from", "low"), ("to", "high")):
+        table.add_row(label, *(_number(edits["mean"].get(score), end) for score in SCORES))
+    Console().print(table)
+    print(
+        "\n".join([*result_lines(record), f"wrote {out / 'counterfactuals.json'}, {', '.join(record['figures'])}"])
+    )
+
+
+def result_lines(record: dict[str, Any]) -> list[str]:
+    """What the table of attributes does not say."""
+    edits = record["manipulation"]
+    per_change = edits["mean"].get("leak_per_change")
+    lines = [
+        f"leakage per change: {_both(per_change) if per_change else 'not defined, the edits changed nothing'}",
+        f"distance: {edits['distance_is']}; without an edit {_number(edits['reconstruction']['distance'])}",
+    ]
+    for kind, found in record.get("interpolation", {}).get("x_t", {}).items():
+        values = (_both(found[key]) for key in ("mean_concentration", "mean_above_random"))
+        lines.append("swapped subsets, x_T {}: concentration {}, above random groups {}".format(kind, *values))
+    if means := record.get("selections", {}).get("mean"):
+        aps = ", ".join(f"{method} AP {ap:.1%}" for method, ap in means.items())
+        lines.append(f"{record['settings']['dims']} dims chosen by {aps}")
+    if unreadable := record["reader"]["unreadable"]:
+        lines.append(f"not readable from pixels, not measured: {', '.join(unreadable)}")
+    if record["predicted"]:
+        lines.append(f"labels predicted by a network, not true ones: {', '.join(record['predicted'])}")
+    return lines + [f"left out: {reason}" for reason in record["left_out"]]
+
+
+def _number(score: dict[str, Any] | None, end: str = "value") -> str:
+    """One number of a score; an end that is not there is beyond all numbers."""
+    if score is None:
+        return "–"
+    return "∞" if score[end] is None else f"{score[end]:.2f}"
+
+
+def _both(score: dict[str, Any] | None) -> str:
+    return f"{_number(score)} ({_number(score, 'low')} to {_number(score, 'high')})"

@@ -1,0 +1,220 @@
+"""`diti probe`: what the code of a model knows about attributes, beside what is known without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.core.runs import command_line, read_json, versions, write_json
+from diti.data.predicted import predicted_columns
+from diti.data.prepared import Dataset
+from diti.data.sources import open_data
+from diti.measure import probe_figures as figures
+from diti.measure.baselines import floors
+from diti.measure.probe_tables import print_probe
+from diti.probe.disentangle import disentanglement
+from diti.probe.few_shot import few_shot
+from diti.probe.linear import ProbeResult, probe
+from diti.probe.matrix import cumulative, subset_matrix
+from diti.probe.reconstruct import reconstruction_scores
+from diti.probe.task import Splits
+from diti.representation.features import encode_dataset, encoder_hash
+from diti.representation.models.decoding import load_with_decoder
+from diti.representation.models.diffusion import DiTi
+from diti.representation.models.model import Model, load
+
+NOISES: tuple[Literal["inferred", "random"], ...] = ("inferred", "random")
+MATRIX_ROWS = 20_000  # training images for the subset × attribute matrix, which takes hundreds of fits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """What `diti probe` measures besides the probe itself."""
+
+    protocol: str = "converged"
+    against: str | None = None  # another model, or the JSON of an earlier probe
+    few_shot: tuple[int, ...] = ()
+    floors: bool = True
+    wide_floor: bool = False
+    subsets: bool = True
+    disentanglement: bool = False
+    reconstruct: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Attributes of a dataset as arrays, with the rows to learn, choose and score on."""
+
+    values: np.ndarray  # (N, A)
+    names: list[str]
+    binary: np.ndarray  # (A,) bool
+    splits: Splits
+    groups: np.ndarray | None  # (N,) person; or file, where a k-fold takes the place of test images
+    notes: list[str] = field(default_factory=list)
+
+    def probe(self, features: np.ndarray, seed: int, protocol: str = "converged", **more: Any) -> ProbeResult:
+        """The linear probe of these attributes on features (N, D)."""
+        return probe(
+            features, self.values, self.names, self.binary, self.splits,
+            protocol=protocol, groups=self.groups, seed=seed, **more,
+        )  # fmt: skip
+
+
+def read_labels(dataset: Dataset) -> Labels:
+    """The attributes and splits of a dataset; where no image is for testing, a k-fold by person or by file."""
+    if not dataset.attributes:
+        raise InputError(
+            f"{dataset.path} has no attributes to probe; add some with diti prepare --attributes TABLE.csv"
+        )
+    splits = Splits(*(dataset.rows(name) for name in ("train", "valid", "test")))
+    column = "identity" if "identity" in dataset.table.column_names else "file"
+    groups = dataset.table[column].to_numpy(zero_copy_only=False) if _grouped(column, splits) else None
+    notes = []
+    if len(splits.test) == 0:
+        unit = {"identity": "person", "file": "file"}[column]
+        notes.append(f"the data has no test images: scored by k-fold, all images of a {unit} in one fold")
+    if predicted := sorted(predicted_columns(dataset)):
+        notes.append(f"labels predicted by a network, not true ones: {', '.join(predicted)}")
+    binary = np.array([dataset.is_binary(name) for name in dataset.attributes])
+    return Labels(dataset.labels(), dataset.attributes, binary, splits, groups, notes)
+
+
+def _grouped(column: str, splits: Splits) -> bool:
+    return column == "identity" or len(splits.test) == 0
+
+
+def probe_model(source: str, data: str, out: Path, options: ProbeOptions) -> dict[str, Any]:
+    """Probe a model on labelled data: prints tables, writes JSON with figures beside it, returns the record."""
+    if out.suffix != ".json":
+        raise InputError(f"--out {out} must end in .json; the figures are written beside it")
+    study = Study.of(source, data, out, options)
+    record = study.measure() | {"command": command_line(), "versions": versions()}
+    write_json(out, record)
+    print_probe(record)
+    print(f"wrote {out} and {', '.join(path.name for path in study.pictures)}")
+    return record
+
+
+@dataclass(frozen=True)
+class Study:
+    """One model on one labelled dataset, its codes computed once."""
+
+    source: str
+    model: Model
+    dataset: Dataset
+    labels: Labels
+    codes: np.ndarray  # (N, D)
+    out: Path
+    options: ProbeOptions
+    pictures: list[Path] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, source: str, data: str, out: Path, options: ProbeOptions) -> Study:
+        model = load_with_decoder(source) if options.reconstruct else load(source)
+        dataset = open_data(data, model.size)
+        labels = read_labels(dataset)
+        return cls(source, model, dataset, labels, encode_dataset(model, dataset), out, options)
+
+    def measure(self) -> dict[str, Any]:
+        """All that was asked for, as one JSON-able record."""
+        options, result = self.options, self._probe(self.model, self.codes)
+        record: dict[str, Any] = {
+            "model": self.source, "encoder": encoder_hash(self.model.encoder), "method": self.model.method,
+            "data": {"name": self.dataset.name, "hash": self.dataset.hash, "images": len(self.dataset)},
+            "seed": options.seed, "notes": self.labels.notes, "probe": result.record(),
+        }  # fmt: skip
+        self.pictures.append(figures.save_attributes(result, self._beside("attributes")))
+        self.pictures.append(figures.save_weights(result, self._beside("weights")))
+        if options.floors:
+            record["floors"] = self.floors()
+        if options.against:
+            record["against"] = self.against(result)
+        if options.subsets and self.model.partition.subsets > 1:
+            record |= self.subsets()
+        if options.few_shot:
+            record["few_shot"] = few_shot(*self._task, options.few_shot, options.seed).record()
+        if options.disentanglement:
+            record["disentanglement"] = self.disentanglement()
+        if options.reconstruct:
+            record["reconstruction"] = self.reconstruction()
+        return record
+
+    @property
+    def _task(self) -> tuple[np.ndarray, np.ndarray, list[str], np.ndarray, Splits]:
+        labels = self.labels
+        return self.codes, labels.values, labels.names, labels.binary, labels.splits
+
+    def _beside(self, what: str) -> Path:
+        return self.out.with_name(f"{self.out.stem}-{what}.png")
+
+    def _probe(self, model: Model, codes: np.ndarray) -> ProbeResult:
+        more = {}
+        if self.options.protocol == "paper":  # the authors mirror half of the training images
+            more["mirrored"] = encode_dataset(model, self.dataset, mirrored=True)[self.labels.splits.train]
+        return self.labels.probe(codes, self.options.seed, self.options.protocol, **more)
+
+    def floors(self) -> list[dict[str, Any]]:
+        """What the same probe finds without a trained encoder."""
+        found = []
+        source = self.model.backbone if isinstance(self.model, DiTi) else self.model.size
+        for name, features in floors(
+            source, self.dataset, self.model.dims, self.options.seed, self.options.wide_floor
+        ):
+            record = self.labels.probe(features, self.options.seed).record()
+            found.append({"name": name, "probe": record})
+        return found
+
+    def against(self, result: ProbeResult) -> dict[str, Any]:
+        """The probe of another model, or of an earlier run, and what differs (figure 4)."""
+        other = str(self.options.against)
+        if other.endswith(".json"):
+            record = read_json(Path(other)).get("probe", {})
+        else:
+            model = load(other)
+            record = self._probe(model, encode_dataset(model, self.dataset)).record()
+        rows, others = result.record()["rows"], record.get("rows", ())
+        gains = figures.gains_over(rows, others)
+        if not gains:
+            raise InputError(f"--against {other} and this probe share no attribute; probe both on the same data")
+        alone = sorted({row["name"] for row in rows} ^ {row["name"] for row in others})
+        if alone:
+            self.labels.notes.append(f"in one of the two probes only, not compared: {', '.join(alone)}")
+        self.pictures.append(figures.save_differences(gains, other, self._beside("against")))
+        return {"name": other, "probe": record}
+
+    def subsets(self) -> dict[str, Any]:
+        """Which subset carries which attribute, and the score against the number of subsets."""
+        split = "test" if len(self.labels.splits.test) else "valid"
+        partition, seed = self.model.partition, self.options.seed
+        matrix = subset_matrix(*self._task, partition.ends, split, rows=MATRIX_ROWS, seed=seed, progress=True)
+        growing = cumulative(*self._task, partition.ends, split, rows=MATRIX_ROWS, seed=seed, progress=True)
+        times = [partition.time_range(i)[0] for i in range(partition.subsets)]
+        self.pictures.append(figures.save_matrix(matrix, times, self._beside("subsets")))
+        self.pictures.append(figures.save_cumulative(growing, self._beside("cumulative")))
+        return {"subsets": matrix.record(), "cumulative": growing.record()}
+
+    def disentanglement(self) -> dict[str, Any]:
+        """DCI, FactorVAE score, MIG, SAP and TAD, taking the attributes as the factors."""
+        labels, splits = self.labels, self.labels.splits
+        test = splits.test if len(splits.test) else splits.valid
+        return disentanglement(
+            self.codes, labels.values, labels.names, labels.binary, self.model.partition.ends,
+            train=splits.train, test=test, seed=self.options.seed,
+        ).record()  # fmt: skip
+
+    def reconstruction(self) -> dict[str, Any]:
+        """MSE, PSNR and SSIM of test images, with the noise inferred from them and drawn anew."""
+        rows = self.labels.splits.test if len(self.labels.splits.test) else self.labels.splits.valid
+        images = to_float(self.dataset.pixels(rows[: self.options.reconstruct]))
+        return {
+            noise: reconstruction_scores(
+                images, self.model.reconstruct(images, noise).clamp(-1, 1), seed=self.options.seed
+            ).record()
+            for noise in NOISES
+        }

@@ -1,0 +1,100 @@
+"""What objectives share: an encoder at its start, and what a method does that defines nothing of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.config import TrainConfig
+from diti.core.images import to_float
+from diti.core.loop import Objective
+from diti.core.rng import Draws
+from diti.data.prepared import Dataset
+from diti.diffusion.backbone import Backbone
+from diti.representation.methods.registry import Findings
+from diti.representation.models.model import BATCH, EncodeOnly, Model, inference, load_encode_only
+from diti.representation.networks.encoder import Encoder, build_encoder
+from diti.representation.partition import Partition
+
+HEAD_IMAGES = 4_096  # training images from which the head of a `backbone` encoder is fitted
+CHECKED_IMAGES, CHECKED_BATCH, SEED = 1_024, 128, 0  # of the validation loss
+
+
+class EncoderObjective(Objective):
+    """An objective that trains an encoder, whatever else it trains."""
+
+    def __init__(self, encoder: Encoder, encoder_rate: float = 1.0) -> None:
+        super().__init__()
+        self.encoder, self.encoder_rate = encoder, encoder_rate
+
+    def rate_factor(self, name: str) -> float:
+        """An encoder that starts from what the backbone knows must not lose it: it learns more slowly."""
+        return self.encoder_rate if name.startswith("encoder.") else 1.0
+
+
+def encoder_rate(config: TrainConfig) -> float:
+    """Learning rate of the encoder as a share of the others'; one that starts from nothing learns as they do."""
+    return config.code.encoder_rate if config.code.encoder == "backbone" else 1.0
+
+
+def new_encoder(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Encoder:
+    """The encoder of these settings before the first step; one made from the backbone starts as its PCA."""
+    encoder = build_encoder(config.code, backbone or dataset.size, config.training.seed)
+    if config.code.encoder == "backbone":
+        fit_head(encoder, dataset, config.training.seed)
+    return encoder
+
+
+def fit_head(encoder: Encoder, dataset: Dataset, seed: int) -> None:
+    """Start the head from the principal components of the trunk's features of some training images."""
+    rows = dataset.rows("train")
+    rows = np.sort(np.random.default_rng(seed).permutation(rows)[:HEAD_IMAGES])
+    parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+    encoder.fit_head((to_float(dataset.pixels(part)) for part in parts), order="ascending")
+
+
+def checked_rows(dataset: Dataset, least: int = 1) -> np.ndarray:
+    """The first validation images, or training images where there are fewer than `least` of them."""
+    rows = dataset.rows("valid")
+    return (rows if len(rows) >= least else dataset.rows("train"))[:CHECKED_IMAGES]
+
+
+# ---- The defaults of `Method` ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def evaluate(objective: EncoderObjective, dataset: Dataset) -> dict[str, Any]:
+    """The loss on fixed validation images with fixed random numbers; on training images where there are none."""
+    rows = checked_rows(dataset)
+    device, losses = objective.encoder.head.weight.device, []
+    with inference(objective):
+        for start in range(0, len(rows), CHECKED_BATCH):
+            pixels = to_float(dataset.pixels(rows[start : start + CHECKED_BATCH])).to(device)
+            losses.append(objective(pixels, Draws(SEED, start, len(pixels))).per_image.double().cpu())
+    return {"validation_loss": torch.cat(losses).mean().item()}
+
+
+def model(objective: EncoderObjective, config: TrainConfig, mean: Tensor, std: Tensor) -> Model:
+    """A model that encodes, and nothing else; all its dims belong together."""
+    return EncodeOnly(objective.encoder, Partition.single(1, len(mean)), mean, std, config.method)
+
+
+def check(model: Model, dataset: Dataset, folder: Path) -> Findings:
+    """How much the dims of z vary over the training images: a code that collapsed does not."""
+    smallest, largest = model.std.min().item(), model.std.max().item()
+    sentence = f"standard deviation of the dims of z over the training images: {smallest:.2g} to {largest:.2g}"
+    return Findings({"smallest_std": smallest, "largest_std": largest}, (sentence,))
+
+
+def load(folder: Path) -> Model:
+    """What `EncodeOnly.save` wrote."""
+    return load_encode_only(folder)
+
+
+def refuse(config: TrainConfig, backbone: Backbone | int) -> None:
+    """InputError where the encoder cannot be built; backbone: or the side of the images where there is none."""
+    build_encoder(config.code, backbone, seed=0)

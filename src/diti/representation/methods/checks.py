@@ -1,0 +1,112 @@
+"""Is z used, where, and what does it keep: loss by time-step with z, with another image's z, and without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diti.core.images import grid, save_figure, save_picture, to_float, to_uint8
+from diti.core.loop import TIME_BINS, loss_by_time
+from diti.data.prepared import Dataset
+from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
+from diti.diffusion.validation import IMAGES, fixed_batches
+from diti.representation.models.decoding import DecodingModel
+from diti.representation.networks.shift import Prediction, ShiftDecoder, weighted_loss
+from diti.representation.partition import Partition
+
+SHOWN = 8  # faces in the picture of reconstructions
+
+
+@dataclass(frozen=True)
+class LossCurves:
+    """(N,) losses of eq. 6 on fixed validation images, and (N,) their t / T."""
+
+    frozen: Tensor  # g = 0: the diffusion model alone
+    with_z: Tensor
+    shuffled: Tensor  # z of another image: if this is as low as with_z, z is not used
+    time_share: Tensor
+
+    def removed(self) -> float:
+        """Share of the frozen model's loss that z removes."""
+        return 1 - (self.with_z.mean() / self.frozen.mean()).item()
+
+    def removed_shuffled(self) -> float:
+        """The same with z shuffled between images."""
+        return 1 - (self.shuffled.mean() / self.frozen.mean()).item()
+
+    def record(self) -> dict[str, Any]:
+        """For the log and for JSON."""
+        return {
+            "validation_loss": self.with_z.mean().item(),
+            "validation_loss_frozen": self.frozen.mean().item(),
+            "validation_loss_shuffled": self.shuffled.mean().item(),
+            "loss_removed": self.removed(),
+            "loss_removed_shuffled": self.removed_shuffled(),
+            "validation_loss_by_time": loss_by_time(self.with_z, self.time_share),
+            "validation_loss_frozen_by_time": loss_by_time(self.frozen, self.time_share),
+            "validation_loss_shuffled_by_time": loss_by_time(self.shuffled, self.time_share),
+        }
+
+
+@torch.no_grad()
+def loss_curves(
+    encoder: nn.Module, decoder: ShiftDecoder, partition: Partition, dataset: Dataset, images: int = IMAGES
+) -> LossCurves:
+    """Losses with z, with z shuffled, and of the frozen model, on the same images, time-steps and noise."""
+    schedule = decoder.backbone.schedule
+    found: list[tuple[Tensor, ...]] = []
+    device = next(decoder.parameters()).device
+    for pixels, t, noise in fixed_batches(dataset, partition.timesteps, device, images):
+        w_t, lam_t = gather(w_eps(schedule), t, pixels), gather(lambda_eps(schedule), t, pixels)
+        x_t = q_sample(pixels, noise, gather(schedule.alpha_bar, t, pixels))
+        z = encoder(pixels)
+        frozen_model = decoder.frozen(x_t, t)
+        predictions = (
+            Prediction(frozen_model.eps),
+            decoder.respond(frozen_model, t, partition.mask(z, t)),
+            decoder.respond(frozen_model, t, partition.mask(z.roll(1, 0), t)),
+        )
+        losses = [weighted_loss(noise, prediction, w_t, lam_t) for prediction in predictions]
+        found.append((*losses, t / partition.timesteps))
+    frozen, with_z, shuffled, share = (torch.cat(column).double().cpu() for column in zip(*found, strict=True))
+    return LossCurves(frozen, with_z, shuffled, share)
+
+
+def save_loss_figure(curves: LossCurves, path: Path) -> Path:
+    """Figure A9 of the paper: loss by time-step, with z against the frozen model."""
+    from matplotlib.figure import Figure
+
+    middle = [(i + 0.5) / TIME_BINS for i in range(TIME_BINS)]
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for label, losses in (
+        ("frozen model", curves.frozen),
+        ("z of another image", curves.shuffled),
+        ("z", curves.with_z),
+    ):
+        heights = [float("nan") if loss is None else loss for loss in loss_by_time(losses, curves.time_share)]
+        axes.plot(middle, heights, marker="o", label=label)
+    axes.set(xlabel="t / T", ylabel="weighted loss (eq. 6)", yscale="log")
+    axes.set_title(f"z removes {curves.removed():.1%} of the loss; shuffled {curves.removed_shuffled():.1%}")
+    axes.legend(frameon=False)
+    return save_figure(figure, path)
+
+
+def save_reconstructions(model: DecodingModel, dataset: Dataset, path: Path) -> dict[str, float]:
+    """A picture of validation images and their reconstructions; returns the mean squared errors in [-1, 1]."""
+    rows = dataset.rows("valid")
+    rows = (rows if len(rows) else dataset.rows())[:SHOWN]
+    images = to_float(dataset.pixels(rows))
+    inferred = model.reconstruct(images, "inferred")
+    random = model.reconstruct(images, "random")
+    sheet = torch.cat([images, inferred, random])
+    labels = ["image", "z, inferred x_T", "z, random x_T"]
+    save_picture(grid(to_uint8(sheet), len(rows), row_labels=labels), path)
+    return {
+        "reconstruction_mse": (inferred - images).square().mean().item(),
+        "reconstruction_mse_random_noise": (random - images).square().mean().item(),
+    }

@@ -1,0 +1,202 @@
+"""DiTi: at time-step t only the subsets up to t may help g to make up for what the diffusion model lost. Eq. 6.
+
+PDAE is the same with one subset.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diti.config import TrainConfig, resolve
+from diti.core.errors import InputError
+from diti.core.loop import LossReport
+from diti.core.rng import Draws
+from diti.data.prepared import Dataset
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.pretrain import denoising_loss
+from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
+from diti.diffusion.validation import fixed_batches
+from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
+from diti.representation.methods.checks import loss_curves, save_loss_figure, save_reconstructions
+from diti.representation.methods.registry import Findings
+from diti.representation.models.diffusion import DiTi, load_diti
+from diti.representation.models.model import inference
+from diti.representation.networks.encoder import Encoder, build_encoder
+from diti.representation.networks.linear import LinearPart
+from diti.representation.networks.shift import ShiftDecoder, weighted_loss
+from diti.representation.partition import Partition, make_partition
+from diti.representation.solve.start import solved_start
+
+CURVE_IMAGES, CURVE_BINS = 2_048, 50  # for the loss by time-step that adaptive choices are made from
+
+
+class Reconstruction(EncoderObjective):
+    """Algorithm 1: encode, noise, mask z by the time-step, and reconstruct with g on top of the frozen model."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        decoder: ShiftDecoder,
+        partition: Partition,
+        *,
+        detach: bool = False,
+        time_chances: Tensor | None = None,
+        encoder_rate: float = 1.0,
+    ) -> None:
+        super().__init__(encoder, encoder_rate)
+        self.decoder, self.partition = decoder, partition
+        self.detach, self.time_chances = detach, time_chances
+
+    def forward(self, images: Tensor, draws: Draws) -> LossReport:
+        t, weight = draw_time(draws, self.partition.timesteps, self.time_chances)
+        t, weight = t.to(images.device), weight.to(images.device)
+        noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
+        loss = reconstruction_loss(
+            self.decoder, images, t, noise, self.partition.mask(self.encoder(images), t, self.detach)
+        )
+        return LossReport(
+            total=(weight * loss).mean(), per_image=loss, time_share=t.float() / self.partition.timesteps
+        )
+
+
+def reconstruction_loss(decoder: ShiftDecoder, images: Tensor, t: Tensor, noise: Tensor, z: Tensor) -> Tensor:
+    """(B,) eq. 6 in its ε form, λ_t ||ε - (ε_θ - w_t g)||², for a z that is masked already."""
+    schedule = decoder.backbone.schedule
+    x_t = q_sample(images, noise, gather(schedule.alpha_bar, t, images))
+    w_t, lam_t = gather(w_eps(schedule), t, images), gather(lambda_eps(schedule), t, images)
+    return weighted_loss(noise, decoder(x_t, t, z), w_t, lam_t)
+
+
+def draw_time(draws: Draws, timesteps: int, chances: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(B,) time-steps and (B,) weights that keep the expected loss that of uniform time-steps.
+
+    `chances` (T,) sum to 1; None means uniform. Time-steps come from the inverse of their cumulative sum.
+    """
+    if chances is None:
+        t = draws.integers("time-step", timesteps)
+        return t, torch.ones(len(t))
+    below = torch.searchsorted(chances.cumsum(0), draws.uniform("time-step"), right=True)
+    t = below.clamp(max=timesteps - 1)
+    return t, (1 / (timesteps * chances[t])).float()
+
+
+def time_chances(loss_by_time: Tensor, floor: float = 0.5) -> Tensor:
+    """(T,) chances of a time-step: half uniform, half by its share of the measured loss.
+
+    The uniform half bounds the weights by 1 / floor, so that no rare time-step can shake the training.
+    """
+    share = loss_by_time.double() / loss_by_time.double().sum()
+    return floor / len(share) + (1 - floor) * share
+
+
+# ---- The method: how it starts, what is told about it -------------------------------------------------------
+
+
+def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Reconstruction:
+    """Networks, partition and loss, before the first step."""
+    config, backbone = resolve(config), _given(backbone)
+    needs_curve = config.partition == "adaptive" or config.time_sampling == "loss"
+    curve = frozen_loss_by_time(backbone, dataset) if needs_curve else None
+    partition = build_partition(config, backbone.timesteps, curve)
+    encoder, linear, partition = starting_point(config, backbone, dataset, partition)
+    path: Any = "copy" if config.start == "solved" else config.start
+    decoder = ShiftDecoder(backbone, config.code.code_dim, path, config.training.seed, linear)
+    chances = time_chances(curve) if curve is not None and config.time_sampling == "loss" else None
+    return Reconstruction(
+        encoder,
+        decoder,
+        partition,
+        detach=config.detach,
+        time_chances=chances,
+        encoder_rate=encoder_rate(config),
+    )
+
+
+def starting_point(
+    config: TrainConfig, backbone: Backbone, dataset: Dataset, partition: Partition | None
+) -> tuple[Encoder, LinearPart | None, Partition]:
+    """Encoder, linear part of the decoder, and partition: from the closed-form solution, or the plain start.
+
+    Where only the partition is `matched`, the encoder it was measured on comes with it.
+    """
+    if partition is not None and config.start != "solved":
+        return new_encoder(config, backbone, dataset), None, partition
+    encoder, linear, cut = solved_start(config, backbone, dataset, partition)
+    return encoder, linear if config.start == "solved" else None, cut
+
+
+def refuse(config: TrainConfig, backbone: Backbone | int) -> None:
+    """InputError where the partition or a network cannot be built."""
+    config, backbone = resolve(config), _given(backbone)
+    build_partition(config, backbone.timesteps, torch.ones(backbone.timesteps))
+    build_encoder(config.code, backbone, seed=0)
+    ShiftDecoder(backbone, config.code.code_dim, "random" if config.start == "random" else "copy")
+
+
+def _given(backbone: Backbone | int | None) -> Backbone:
+    if not isinstance(backbone, Backbone):
+        raise InputError("diti and pdae learn over a frozen diffusion model; name one with --backbone")
+    return backbone
+
+
+def build_partition(config: TrainConfig, timesteps: int, curve: Tensor | None) -> Partition | None:
+    """How z is cut: PDAE's one subset, or the named partition; None for `matched`, which is measured."""
+    if config.method == "pdae":
+        if config.detach:
+            raise InputError("--detach needs several subsets and pdae has one; use --method diti")
+        return Partition.single(timesteps, config.code.code_dim)
+    if config.partition == "matched":
+        Partition.balanced(timesteps, config.subsets, config.code.code_dim)  # refuses what cannot be cut
+        return None
+    parameters = {"loss_by_time": curve.tolist()} if config.partition == "adaptive" and curve is not None else {}
+    return make_partition(config.partition, timesteps, config.subsets, config.code.code_dim, **parameters)
+
+
+@torch.no_grad()
+def frozen_loss_by_time(backbone: Backbone, dataset: Dataset) -> Tensor:
+    """(T,) the frozen model's weighted loss by time-step: means over equal stretches, made positive."""
+    device = next(backbone.parameters()).device
+    total, count = torch.zeros(CURVE_BINS, dtype=torch.float64), torch.zeros(CURVE_BINS, dtype=torch.float64)
+    for pixels, t, noise in fixed_batches(dataset, backbone.timesteps, device, CURVE_IMAGES, split="train"):
+        weight = gather(lambda_eps(backbone.schedule), t, pixels).flatten()
+        loss = (weight * denoising_loss(backbone, pixels, t, noise)).double().cpu()
+        place = (t.cpu() * CURVE_BINS) // backbone.timesteps
+        total.index_add_(0, place, loss)
+        count.index_add_(0, place, torch.ones_like(loss))
+    means = (total / count.clamp(min=1)).clamp(min=1e-12)
+    return means[torch.arange(backbone.timesteps) * CURVE_BINS // backbone.timesteps]
+
+
+def evaluate(objective: Reconstruction, dataset: Dataset) -> dict[str, Any]:
+    """Validation losses with z, with z shuffled, and of the frozen model."""
+    with inference(objective):
+        return loss_curves(objective.encoder, objective.decoder, objective.partition, dataset).record()
+
+
+def model(objective: Reconstruction, config: TrainConfig, mean: Tensor, std: Tensor) -> DiTi:
+    """The trained networks as a model."""
+    return DiTi(objective.encoder, objective.decoder, objective.partition, mean, std, config.method)
+
+
+def check(model: DiTi, dataset: Dataset, folder: Path) -> Findings:
+    """Is z used, where, and what does it keep: three facts about z, and a picture of each."""
+    curves = loss_curves(model.encoder, model.decoder, model.partition, dataset)
+    save_loss_figure(curves, folder / "losses.png")
+    errors = save_reconstructions(model, dataset, folder / "reconstructions.png")
+    sentences = (
+        f"z removes {curves.removed():.1%} of the frozen model's loss, z of another image "
+        f"{curves.removed_shuffled():.1%}",
+        f"reconstruction error (mean squared, pixels in [-1, 1]): {errors['reconstruction_mse']:.2g} with "
+        f"inferred noise, {errors['reconstruction_mse_random_noise']:.2g} with random noise",
+    )
+    pictures = {"losses.png": "loss by time-step", "reconstructions.png": "reconstructions"}
+    return Findings(curves.record() | errors, sentences, pictures)
+
+
+def load(folder: Path) -> DiTi:
+    """What `DiTi.save` wrote."""
+    return load_diti(folder)

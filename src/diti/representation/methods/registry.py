@@ -1,0 +1,142 @@
+"""The methods that `diti train` knows: they differ in what stands here, and share everything else.
+
+A method is one file, as in objectives/, and one line in METHODS. One from elsewhere is registered, or installed
+with an entry point of the group `diti.methods`; docs/adding-a-method.md shows both. Nothing heavy is imported
+before a method is used, so that help and complaints come at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diti.config import TrainConfig
+from diti.core.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diti.data.prepared import Dataset
+    from diti.diffusion.backbone import Backbone
+    from diti.representation.methods.base import EncoderObjective
+    from diti.representation.models.model import Model
+
+GROUP = "diti.methods"  # of entry points: name = "package.module:METHOD"
+OBJECTIVES = "diti.representation.methods"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is known about a model after its training."""
+
+    facts: dict[str, Any] = field(default_factory=dict)  # for checks.json
+    sentences: tuple[str, ...] = ()  # the same for people
+    pictures: dict[str, str] = field(default_factory=dict)  # file in the model folder → what it shows
+
+
+def in_file(module: str, *names: str) -> dict[str, Any]:
+    """Functions of these names from a file that is imported when the first of them is called."""
+
+    def later(name: str) -> Callable[..., Any]:
+        return lambda *given: getattr(import_module(module), name)(*given)
+
+    return {name: later(name) for name in names}
+
+
+_USUAL = in_file(f"{OBJECTIVES}.base", "evaluate", "model", "check", "load", "refuse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What differs between methods. All but `build` have a default, which fits a model that only encodes."""
+
+    name: str  # on the command line and in model.json
+    title: str  # in tables, such as DiTi
+    about: str  # one line for --help
+    build: Callable[[TrainConfig, Backbone | None, Dataset], EncoderObjective]  # before the first step
+    evaluate: Callable[[Any, Dataset], dict[str, Any]] = _USUAL["evaluate"]  # a line of the log, from time to time
+    model: Callable[[Any, TrainConfig, Tensor, Tensor], Model] = _USUAL["model"]  # with mean and std (D,) of z
+    check: Callable[[Any, Dataset, Path], Findings] = _USUAL["check"]  # of the model, pictures into the folder
+    load: Callable[[Path], Model] = _USUAL["load"]  # what the model's `save` wrote
+    refuse: Callable[[TrainConfig, Backbone | int], None] = _USUAL["refuse"]  # what cannot be built, early
+    needs_backbone: bool = False  # even when its encoder does not
+    decodes: bool = False  # its models have a decoder: interpolate, manipulate, ... work
+
+    def wants_backbone(self, config: TrainConfig) -> bool:
+        """Whether these settings need a frozen diffusion model."""
+        return self.needs_backbone or config.code.encoder == "backbone"
+
+
+def _all_in(name: str) -> dict[str, Any]:
+    return in_file(f"{OBJECTIVES}.{name}", "build", "evaluate", "model", "check", "load", "refuse")
+
+
+_DITI = _all_in("diti") | {"needs_backbone": True, "decodes": True}
+_BUILT_IN = (
+    Method(name="diti", title="DiTi", about="the code in parts, each for a stretch of time-steps", **_DITI),
+    Method(name="pdae", title="PDAE", about="the code as a whole: diti with one part", **_DITI),
+    Method(name="diffae", title="Diff-AE", about="code and diffusion model learned together", decodes=True,
+           **_all_in("diffae")),
+    Method(name="simclr", title="SimCLR", about="two views of an image are told from other images; no decoder",
+           **in_file(f"{OBJECTIVES}.simclr", "build", "evaluate", "refuse")),
+    Method(name="tcvae", title="β-TCVAE", about="a VAE whose dims say little about each other", decodes=True,
+           **in_file(f"{OBJECTIVES}.tcvae", "build", "model", "check", "load", "refuse")),
+    Method(name="ibgan", title="IB-GAN", about="a GAN whose code is told from the image, through a bottleneck",
+           decodes=True, **_all_in("ibgan")),
+)  # fmt: skip
+METHODS: dict[str, Method] = {method.name: method for method in _BUILT_IN}
+_CUTS = ("subsets", "partition", "detach")  # settings of DiTi, without effect on the other methods
+_SECTIONS = {"views": "simclr", "vae": "tcvae", "gan": "ibgan"}  # sections of settings of one method
+
+
+def register(method: Method) -> Method:
+    """Make a method known under its name, which must be new."""
+    if method.name in METHODS:
+        raise InputError(f"a method {method.name!r} is registered already; choose another name")
+    METHODS[method.name] = method
+    return method
+
+
+def known_methods() -> dict[str, str]:
+    """Name → what it is, of all methods that can be named: registered here or installed."""
+    installed = {point.name: f"from {point.value}" for point in entry_points(group=GROUP)}
+    return installed | {name: method.about for name, method in METHODS.items()}
+
+
+def find_method(name: str) -> Method:
+    """The method of that name."""
+    for point in entry_points(group=GROUP, name=name) if name not in METHODS else ():
+        found = point.load()
+        if not isinstance(found, Method) or found.name != name:
+            raise InputError(f"the entry point {name} = {point.value} must name a Method called {name!r}")
+        METHODS.setdefault(name, found)  # its file may have registered it on import
+    if name not in METHODS:
+        known = known_methods()
+        raise InputError(
+            f"method {name!r} is unknown; use {', '.join(known)}, or import the file that registers yours first "
+            f"(docs/adding-a-method.md).{nearest(name, known)}"
+        )
+    return METHODS[name]
+
+
+def idle_settings(method: str) -> list[str]:
+    """Settings and sections of settings that change nothing of what a method computes."""
+    cuts = [] if method == "diti" else list(_CUTS)
+    if method not in {built_in.name for built_in in _BUILT_IN}:
+        return cuts  # one from elsewhere may use what it likes of the rest
+    cuts += [] if method in ("diti", "pdae") else ["solution"]
+    return cuts + [section for section, owner in _SECTIONS.items() if owner != method]
+
+
+def title_of(name: str) -> str:
+    """A method's name in tables; one that is not known here keeps its own."""
+    return find_method(name).title if name in known_methods() else name
+
+
+def decoding_methods() -> list[str]:
+    """Names of the methods whose models have a decoder."""
+    return [name for name, method in METHODS.items() if method.decodes]

@@ -1,0 +1,1 @@
+"""Models as people use them: encode, decode, save and load."""

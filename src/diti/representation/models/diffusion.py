@@ -1,0 +1,164 @@
+"""Models whose decoder is a diffusion model: an image is a code and the noise x_T, joined by a field ε(x, t)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from diti.core.errors import InputError
+from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.generate import CALLS
+from diti.diffusion.sampler import EpsFn, OnStep, dpm_solver_2m, timesteps
+from diti.diffusion.schedule import Schedule, gather, guidance_authors, w_eps
+from diti.representation.models.decoding import DecodingModel, in_parts
+from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.model import COMMON_PARTS, inference, read_common, require_dims, require_parts
+from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.shift import ShiftDecoder, load_decoder
+from diti.representation.partition import Partition
+
+DECODER_PARTS = ("unet", "scheduler", "decoder")
+
+
+class DiffusionModel(DecodingModel):
+    """Decoding and inversion along the field ε(x, t) that a code defines."""
+
+    decoder: nn.Module
+
+    @property
+    @abstractmethod
+    def schedule(self) -> Schedule:
+        """Of the noise."""
+
+    @abstractmethod
+    def guided_eps(self, *given: Any, **field: Any) -> EpsFn:
+        """ε(x, t) for the codes (N, D): the field that sampling and inversion follow."""
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return (3, self.size, self.size)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the networks; codes and images always come back on the CPU."""
+        self.decoder.to(device)
+        return super().to(device)
+
+    def check_calls(self, calls: int) -> None:
+        """InputError for a number of steps that the schedule does not have."""
+        timesteps(self.schedule, calls)
+
+    @torch.no_grad()
+    def decode(
+        self,
+        z: Tensor,
+        noise: Tensor,
+        calls: int = CALLS,
+        *,
+        clamp: bool = True,
+        on_step: OnStep | None = None,
+        **field: Any,
+    ) -> Tensor:
+        """(N, 3, H, W) images from codes (N, D) and x_T (N, 3, H, W). `field`: see `guided_eps`.
+
+        clamp keeps each step's x0 in [-1, 1]: right for random noise, while noise that was inferred without it
+        comes back exactly only without it.
+        """
+        return self._walk(z, noise, timesteps(self.schedule, calls), clamp, on_step, **field)
+
+    @torch.no_grad()
+    def infer_noise(
+        self,
+        images: Images,
+        z: Tensor | None = None,
+        calls: int = CALLS,
+        *,
+        on_step: OnStep | None = None,
+        **field: Any,
+    ) -> Tensor:
+        """x_T (N, 3, H, W) from which z gives these images back; z is encoded from them unless given."""
+        pixels = as_batch(images, self.size)
+        z = self.encode(pixels) if z is None else z
+        return self._walk(z, pixels, timesteps(self.schedule, calls)[::-1], False, on_step, **field)
+
+    def _walk(
+        self, z: Tensor, x: Tensor, steps: list[int], clamp: bool, on_step: OnStep | None, **field: Any
+    ) -> Tensor:
+        """x (N, 3, H, W) taken along the steps: down decodes, up inverts."""
+        parts = []
+        with inference(self.decoder):
+            for codes, start in in_parts(self.at_once, z, x):
+                eps = self.guided_eps(codes, **field)
+                parts.append(
+                    dpm_solver_2m(
+                        eps, start.to(self.device), steps, self.schedule, clamp=clamp, on_step=on_step
+                    ).cpu()
+                )
+        return torch.cat(parts)
+
+
+@dataclass
+class DiTi(DiffusionModel):
+    """Encoder f, decoder g over the frozen backbone, partition of z, and the statistics of z."""
+
+    encoder: Encoder
+    decoder: ShiftDecoder
+    partition: Partition
+    mean: Tensor
+    std: Tensor
+    method: str = "diti"
+
+    @property
+    def backbone(self) -> Backbone:
+        return self.decoder.backbone
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.backbone.schedule
+
+    def guided_eps(
+        self,
+        z: Tensor,
+        *,
+        masked: bool = True,
+        guidance: Literal["trained", "authors"] = "trained",
+        stop_below: int = 0,
+    ) -> EpsFn:
+        """ε(x, t) = ε_θ - w_t g(z_t, t, x), and the decoder's linear part where it has one.
+
+        masked: z is masked by the subset of the current t, as in training. guidance: w_t as in training, or the
+        authors' sampler's √(1 - ᾱ_t); they differ at the lowest t only. stop_below: ε_θ alone at t below it.
+        """
+        table = {"trained": w_eps, "authors": guidance_authors}[guidance](self.schedule)
+        z = z.to(self.device)
+
+        def eps(x: Tensor, t: Tensor) -> Tensor:
+            if int(t[0]) < stop_below:  # a batch shares one t
+                return self.backbone.eps(x, t)
+            return self.decoder(x, t, self.partition.mask(z, t) if masked else z).eps(gather(table, t, x))
+
+        return eps
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs; each part whole, model.json last."""
+        self.backbone.save(folder)
+        self.decoder.save(folder / "decoder")
+        super().save(folder)
+
+
+def load_diti(folder: Path) -> DiTi:
+    """What `DiTi.save` wrote."""
+    require_parts(folder, (*DECODER_PARTS, *COMMON_PARTS))
+    encoder, partition, mean, std, method = read_common(folder)
+    backbone = load_backbone(folder)
+    decoder = load_decoder(folder / "decoder", backbone)
+    require_dims(folder, "decoder", decoder.dims, partition)
+    if partition.timesteps != backbone.timesteps:
+        raise InputError(
+            f"{folder}: the partition is for T = {partition.timesteps}, the backbone has T = {backbone.timesteps}"
+        )
+    return DiTi(encoder, decoder, partition, mean, std, method)

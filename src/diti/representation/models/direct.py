@@ -1,0 +1,127 @@
+"""Models whose decoder draws an image in one go, from a code and, where it takes some, a vector of noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from diti.core.rng import torch_generator
+from diti.diffusion.files import load_strictly
+from diti.diffusion.generate import CALLS
+from diti.diffusion.sampler import OnStep
+from diti.representation.models.decoding import DecodingModel, in_parts
+from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.model import COMMON_PARTS, inference, read_common, require_dims, require_parts
+from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.weights import read_network, write_network
+from diti.representation.partition import Partition
+
+
+class OneStepDecoder(nn.Module):
+    """(B, D) code and (B, noise_dims) noise -> (B, 3, H, W) in [-1, 1]."""
+
+    dims: int  # D
+    noise_dims: int  # 0: a code has one image
+    description: dict[str, Any]  # what config.json must say to build it again
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The standard normal that these methods bring their codes to."""
+
+    dims: int
+
+    def sample(self, count: int, seed: int) -> Tensor:
+        """(count, D); the first of a larger count are those of a smaller one."""
+        drawn = (torch_generator(seed, "prior", index) for index in range(count))
+        return torch.stack([torch.randn(self.dims, generator=generator) for generator in drawn])
+
+
+@dataclass
+class DirectModel(DecodingModel):
+    """Encoder, one-step decoder, and the statistics of z, whose prior is the standard normal."""
+
+    encoder: Encoder
+    decoder: OneStepDecoder
+    partition: Partition
+    mean: Tensor
+    std: Tensor
+    method: str
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return (self.decoder.noise_dims,)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the networks; codes and images always come back on the CPU."""
+        self.decoder.to(device)
+        return super().to(device)
+
+    def check_calls(self, calls: int) -> None:
+        """Any number of steps will do: there is one."""
+
+    def steps_of(self, count: int, calls: int) -> int:
+        """Once for each batch."""
+        return super().steps_of(count, calls=1)
+
+    @torch.no_grad()
+    def decode(
+        self,
+        z: Tensor,
+        noise: Tensor,
+        calls: int = CALLS,
+        *,
+        clamp: bool = True,
+        on_step: OnStep | None = None,
+        **field: Any,
+    ) -> Tensor:
+        """(N, 3, H, W) images from codes (N, D) and noise (N, noise_dims)."""
+        images = []
+        with inference(self.decoder):
+            for code, rest in in_parts(self.at_once, z, noise):
+                images.append(self.decoder(code.to(self.device), rest.to(self.device)).cpu())
+                if on_step is not None:
+                    on_step(len(images) - 1, self.steps_of(len(z), calls), images[-1])
+        return torch.cat(images)
+
+    def infer_noise(
+        self,
+        images: Images,
+        z: Tensor | None = None,
+        calls: int = CALLS,
+        *,
+        on_step: OnStep | None = None,
+        **field: Any,
+    ) -> Tensor:
+        """Zeros (N, noise_dims), the likeliest noise: what these images say is in z."""
+        pixels = as_batch(images, self.size)
+        for index, part in enumerate(pixels.split(self.at_once)):
+            if on_step is not None:
+                on_step(index, self.steps_of(len(pixels), calls), part)
+        return torch.zeros(len(pixels), *self.noise_shape)
+
+    @property
+    def prior(self) -> Prior:
+        """Where codes of new images are drawn from."""
+        return Prior(self.dims)
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs; each part whole, model.json last."""
+        write_network(folder / "decoder", self.decoder.description, self.decoder.state_dict())
+        super().save(folder)
+
+
+def load_direct(folder: Path, build: Callable[..., OneStepDecoder]) -> DirectModel:
+    """What `DirectModel.save` wrote; `build` makes the decoder that a description describes."""
+    require_parts(folder, ("decoder", *COMMON_PARTS))
+    encoder, partition, mean, std, method = read_common(folder)
+    description, state = read_network(folder / "decoder")
+    decoder = build(description)
+    load_strictly(decoder, state, str(folder / "decoder"))
+    require_dims(folder, "decoder", decoder.dims, partition)
+    return DirectModel(encoder, decoder.eval(), partition, mean, std, method)

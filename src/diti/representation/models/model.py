@@ -1,0 +1,192 @@
+"""A trained model: encode images and, where it has a decoder, decode codes; one self-contained folder on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.runs import atomic_path, read_json, write_json
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.files import locate
+from diti.representation.methods.registry import decoding_methods, find_method
+from diti.representation.models.inputs import Images, as_batch, as_features
+from diti.representation.networks.encoder import Encoder, load_encoder
+from diti.representation.partition import Partition
+
+BATCH = 256  # images encoded at once
+COMMON_PARTS = ("encoder", "partition.json", "stats.safetensors", "model.json")
+
+
+class Model:
+    """What the models of all methods can do: encode, be measured, be saved. Decoding is left to those that can."""
+
+    encoder: Encoder
+    partition: Partition
+    mean: Tensor  # (D,) of z over the training set
+    std: Tensor  # (D,)
+    method: str
+
+    @property
+    def size(self) -> int:
+        """Side of the images, px."""
+        return self.encoder.size
+
+    @property
+    def dims(self) -> int:
+        """D, length of z."""
+        return self.partition.dims
+
+    @property
+    def device(self) -> torch.device:
+        return self.encoder.head.weight.device
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the networks; codes and images always come back on the CPU."""
+        self.encoder.to(device)
+        return self
+
+    def require_size(self, size: int) -> None:
+        """Refuse images of another side than the model was trained for."""
+        if size != self.size:
+            raise InputError(
+                f"the images are {size} px but the model is for {self.size} px: "
+                f"prepare the data with --size {self.size}"
+            )
+
+    def feature_names(self) -> list[str]:
+        """A name per dim of z with the start of its time segment, such as z012_t0300; z012 where it has none."""
+        names = self.partition.feature_names()
+        return names if self.partition.timesteps > 1 else [name.partition("_")[0] for name in names]
+
+    @torch.no_grad()
+    def encode(self, images: Images, batch: int = BATCH) -> Tensor:
+        """z (N, D) of images in any form; sizes other than the model's are cropped and resized, with a note.
+
+        A model that was solved over features from elsewhere takes these features (N, F) instead.
+        """
+        given = len(self.encoder.taken) == 1
+        pixels = as_features(images) if given else as_batch(images, self.size)
+        with inference(self.encoder):
+            return torch.cat([self.encoder(part.to(self.device)).cpu() for part in pixels.split(batch)])
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs; each part whole, model.json last."""
+        self.encoder.save(folder / "encoder")
+        write_json(folder / "partition.json", self.partition.to_json())
+        with atomic_path(folder / "stats.safetensors") as temporary:
+            save_file({"mean": self.mean.contiguous(), "std": self.std.contiguous()}, temporary)
+        write_json(folder / "model.json", {"method": self.method, "format": 1})
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen diffusion model, of a model that decodes with it."""
+        raise InputError(f"a {self.method} model has no frozen diffusion model; this needs diti or pdae")
+
+    def decode(self, *given: Any, **options: Any) -> Tensor:
+        self.refuse_to_decode()
+
+    def infer_noise(self, *given: Any, **options: Any) -> Tensor:
+        self.refuse_to_decode()
+
+    def reconstruct(self, *given: Any, **options: Any) -> Tensor:
+        self.refuse_to_decode()
+
+    def interpolate(self, *given: Any, **options: Any) -> Tensor:
+        self.refuse_to_decode()
+
+    def manipulate(self, *given: Any, **options: Any) -> Tensor:
+        self.refuse_to_decode()
+
+    def refuse_to_decode(self) -> NoReturn:
+        """Say what this model cannot do, and which can."""
+        *others, last = decoding_methods()
+        able = f"{', '.join(others)} or {last}"
+        raise InputError(
+            f"a {self.method} model has no decoder: it can encode and be probed; "
+            f"reconstruct, interpolate, manipulate and sample need {able}"
+        )
+
+
+@dataclass
+class EncodeOnly(Model):
+    """Encoder f, and the statistics of z."""
+
+    encoder: Encoder
+    partition: Partition
+    mean: Tensor
+    std: Tensor
+    method: str
+
+
+class inference:
+    """Context: modules in inference mode, put back afterwards as they were, each on its own."""
+
+    def __init__(self, *modules: torch.nn.Module) -> None:
+        self.modes = [(m, m.training) for module in modules for m in module.modules()]
+        self.roots = modules
+
+    def __enter__(self) -> None:
+        for module in self.roots:
+            module.eval()
+
+    def __exit__(self, *failure: object) -> None:
+        for module, training in self.modes:
+            module.training = training
+
+
+def load(source: str | Path) -> Model:
+    """A model from a folder, the name of a shipped one, or a hub id; strictly all of it."""
+    folder = locate(source)
+    require_parts(folder, ("model.json",))
+    name = str(read_json(folder / "model.json").get("method"))
+    try:
+        method = find_method(name)
+    except InputError as error:
+        raise InputError(f"{folder / 'model.json'}: {error}") from None
+    return method.load(folder)
+
+
+def load_encode_only(folder: Path) -> EncodeOnly:
+    """What `EncodeOnly.save` wrote."""
+    return EncodeOnly(*read_common(folder))
+
+
+def read_common(folder: Path) -> tuple[Encoder, Partition, Tensor, Tensor, str]:
+    """Encoder, partition, mean, std and method, which the folders of all methods hold."""
+    require_parts(folder, COMMON_PARTS)
+    encoder = load_encoder(folder / "encoder")
+    partition = Partition.from_json(read_json(folder / "partition.json"))
+    stats = load_file(folder / "stats.safetensors")
+    require_dims(folder, "encoder", encoder.dims, partition)
+    require_dims(folder, "stats", len(stats["mean"]), partition)
+    return encoder, partition, stats["mean"], stats["std"], read_json(folder / "model.json")["method"]
+
+
+def require_parts(folder: Path, parts: Sequence[str]) -> None:
+    """InputError that names the parts which a model folder lacks."""
+    missing = [name for name in parts if not (folder / name).exists()]
+    if missing:
+        raise InputError(f"{folder} is not a model folder: {', '.join(missing)} missing; make one with diti train")
+
+
+def require_dims(folder: Path, name: str, found: int, partition: Partition) -> None:
+    """InputError where a part is of another model."""
+    if found != partition.dims:
+        raise InputError(f"{folder}: {name} has {found} dims, the partition {partition.dims}; they must agree")
+
+
+def code_statistics(encode: Callable[[Any], Tensor], batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
+    """Mean and std (D,) of z over batches of images, summed in float64."""
+    count, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for batch in batches:
+        z = encode(batch).double()
+        count, total, squares = count + len(z), total + z.sum(0), squares + z.square().sum(0)
+    mean = total / count
+    return mean.float(), (squares / count - mean.square()).clamp(min=1e-12).sqrt().float()

@@ -1,0 +1,120 @@
+"""A trained model as a scikit-learn transformer: images → z, for pipelines, cross-validation and grid search.
+
+The network is pretrained, so `fit` learns nothing: it checks the images and counts their numbers.
+Letters: N images, H×W px, D length of z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import validate_data
+
+from diti.core.errors import InputError
+from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.model import BATCH, Model, load
+
+
+class Transformer(TransformerMixin, BaseEstimator):
+    """z of images, float32 (N, D), with a name per column such as z012_t0300.
+
+    X is uint8 images (N, H, W, 3), a list of PIL images, whatever else `Model.encode` takes for several images, or
+    rows (N, H·W·3) of 0..255, an image of the model's size each, channels last.
+
+    model: folder, shipped name or hub id, read when first needed and kept out of pickles; or a model itself.
+    batch_size: images encoded at once.
+    standardise: (z - mean) / std over the images that the model was trained on; False gives z itself.
+
+        pipeline = make_pipeline(diti.Transformer("runs/faces"), LogisticRegression())
+        pipeline.fit(images, smiling).score(other_images, others_smiling)
+    """
+
+    def __init__(
+        self, model: str | Path | Model = "toyfaces32-diti", batch_size: int = BATCH, standardise: bool = True
+    ) -> None:
+        self.model = model
+        self.batch_size = batch_size
+        self.standardise = standardise
+
+    def fit(self, X: Any, y: Any = None) -> Transformer:
+        """Check the images and the model; y is ignored. A folder is read anew."""
+        self.__dict__.pop("_loaded", None)
+        network = self._network()
+        images = self._images(X, network, reset=True)
+        as_batch(images[:1], network.size)
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """z float32 (N, D); works without `fit` too."""
+        network = self._network()
+        images = self._images(X, network, reset=False)
+        starts = range(0, len(images), self.batch_size)
+        parts = (images[start : start + self.batch_size] for start in starts)
+        z = torch.cat([network.encode(part, batch=self.batch_size) for part in parts])
+        return ((z - network.mean) / network.std if self.standardise else z).numpy()
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """(D,) names of the columns; those of the input play no part."""
+        return np.asarray(self._network().feature_names(), dtype=object)
+
+    def _network(self) -> Model:
+        """The model; one that is named is read once and kept until another is named."""
+        if not isinstance(self.batch_size, int | np.integer) or self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size!r}; give a whole number of 1 or more")
+        if isinstance(self.model, Model):
+            return self.model
+        if getattr(self, "_loaded", (None,))[0] != self.model:
+            self._loaded = (self.model, load(self.model))
+        return self._loaded[1]
+
+    def _images(self, X: Any, network: Model, *, reset: bool) -> Any:
+        """X as images that can be sliced; `reset` when fitting, as in scikit-learn's validate_data."""
+        if isinstance(X, np.ndarray | torch.Tensor) and X.ndim == 3:
+            raise InputError(f"X has shape {tuple(X.shape)}; give several images (N, H, W, 3), one as X[None]")
+        if not _are_images(X):
+            rows = validate_data(self, X, reset=reset, ensure_non_negative=True)
+            return self._pixels(rows, network.size)
+        if len(X) == 0:
+            raise InputError(f"X has shape {tuple(X.shape)}; give at least one image")
+        if reset:
+            self.n_features_in_ = 3 * network.size**2
+            self.__dict__.pop("feature_names_in_", None)
+        return X
+
+    def _pixels(self, rows: np.ndarray, size: int) -> np.ndarray:
+        """Rows (N, size·size·3) of whole numbers 0..255 → uint8 (N, size, size, 3)."""
+        if rows.shape[1] != 3 * size**2:
+            raise InputError(
+                f"the rows of X have {rows.shape[1]} numbers; this model takes {size}×{size}×3 = {3 * size**2}, "
+                "or images (N, H, W, 3) of any size"
+            )
+        if rows.max() > 255 or not np.array_equal(pixels := rows.astype(np.uint8), rows):
+            raise InputError(
+                f"the rows of X range from {rows.min():.3g} to {rows.max():.3g} in {rows.dtype}; give pixels, "
+                "whole numbers 0..255"
+            )
+        return pixels.reshape(-1, size, size, 3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the network that was read from a folder: whoever loads the pickle reads the folder."""
+        return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        tags.input_tags.positive_only = True
+        tags.transformer_tags.preserves_dtype = []  # float32 whatever comes in
+        return tags
+
+
+def _are_images(X: Images) -> bool:
+    """Whether X is images rather than a table: four axes, or a sequence of PIL images or of arrays of three."""
+    if isinstance(X, Sequence):
+        return len(X) > 0 and (isinstance(X[0], Image.Image) or getattr(X[0], "ndim", 0) == 3)
+    return isinstance(X, np.ndarray | torch.Tensor) and X.ndim == 4

@@ -1,0 +1,201 @@
+"""The decoder of a diffusion autoencoder, a whole U-Net ε_θ(x_t, t, z), and the model made of it and an encoder.
+
+Preechakul et al., "Diffusion Autoencoders", CVPR 2022: in every residual block of the down, middle and up path
+AdaGN(h, t, z) = z_s (t_s GroupNorm(h) + t_b), where z_s is 1 plus a linear layer of SiLU(z).
+Letters: B images, D length of z, E width of the time embedding.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.unets.unet_2d import UNet2DModel
+from torch import Tensor, nn
+
+from diti.core.errors import InputError
+from diti.core.rng import stream_seed
+from diti.core.runs import atomic_path
+from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet
+from diti.diffusion.files import SCHEDULER_FILE, load_strictly, read_scheduler
+from diti.diffusion.sampler import EpsFn
+from diti.diffusion.schedule import Schedule, eps_from_output, gather
+from diti.representation.models.diffusion import DiffusionModel
+from diti.representation.models.model import COMMON_PARTS, read_common, require_dims, require_parts
+from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.modulated import (
+    ModulatedResnet,
+    check_decoder,
+    modulate_residual_blocks,
+    zero,
+    zero_block_ends,
+)
+from diti.representation.networks.unet_paths import embed_time, run_down, run_up
+from diti.representation.networks.weights import drawn_from, read_network, write_network
+from diti.representation.partition import Partition
+
+DECODER_PARTS = ("decoder", "scheduler")
+
+
+class ConditionedUNet(nn.Module):
+    """ε_θ(x_t, t, z) of the shape of a backbone, whose own weights are left alone.
+
+    start: "copy" begins as the backbone, whatever z; "random" as Diff-AE does.
+    """
+
+    def __init__(
+        self, backbone: Backbone, dims: int, start: Literal["copy", "random"] = "copy", seed: int = 0
+    ) -> None:
+        super().__init__()
+        check_decoder(backbone, dims, start)
+        unet = _copied(backbone, dims, seed) if start == "copy" else _random(backbone, dims, seed)
+        # A backbone again, for its folding, schedule and prediction type; only its forward pass knows no z.
+        self.net = Backbone(unet, backbone.scheduler, backbone.wrapping)
+        self.dims = dims
+        self.to(backbone.unet.device, backbone.unet.dtype).requires_grad_(True).train()
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.net.schedule
+
+    @property
+    def timesteps(self) -> int:
+        """T."""
+        return self.net.timesteps
+
+    @property
+    def prediction_type(self) -> str:
+        """What `forward` gives: epsilon, sample (x0) or v_prediction."""
+        return self.net.prediction_type
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a folder must say, besides the scheduler, to build this network again."""
+        config = {key: value for key, value in self.net.unet.config.items() if not key.startswith("_")}
+        return {"kind": "conditioned", "dims": self.dims, "unet": config, "wrapping": asdict(self.net.wrapping)}
+
+    def forward(self, x_t: Tensor, t: Tensor, z: Tensor) -> Tensor:
+        """(B,3,H,W), (B,), (B,D) -> (B,3,H,W): what the network predicts, by `prediction_type`."""
+        if z.ndim != 2 or z.shape[1] != self.dims:
+            raise InputError(f"z has shape {tuple(z.shape)}; this decoder takes (B, {self.dims})")
+        unet = self.net.unet
+        both = torch.cat([embed_time(unet, t), F.silu(z)], dim=1)  # (B,E+D), the place of the time embedding
+        h, skips = run_down(unet, self.net.fold(x_t), both)
+        return self.net.unfold(run_up(unet, h, skips, both))
+
+    def eps(self, x_t: Tensor, t: Tensor, z: Tensor) -> Tensor:
+        """(B,3,H,W) the noise that the network sees in x_t, knowing z."""
+        abar_t = gather(self.schedule.alpha_bar, t, x_t)
+        return eps_from_output(self(x_t, t, z), x_t, abar_t, self.prediction_type)
+
+    def save(self, folder: str | Path) -> None:
+        """Write decoder/ and scheduler/ into a model folder, each whole."""
+        folder = Path(folder)
+        write_network(folder / "decoder", self.description, self.net.unet.state_dict())
+        with atomic_path(folder / "scheduler") as temporary:
+            self.net.scheduler.save_pretrained(temporary)
+
+
+def load_conditioned(folder: str | Path) -> ConditionedUNet:
+    """The network that `ConditionedUNet.save` wrote, strictly every weight."""
+    folder = Path(folder)
+    description, state = read_network(folder / "decoder")
+    if description.keys() != {"kind", "dims", "unet", "wrapping"} or description["kind"] != "conditioned":
+        raise InputError(
+            f"{folder / 'decoder'} describes {', '.join(description)} of kind {description.get('kind')!r}; "
+            "this decoder has kind 'conditioned', dims, unet and wrapping"
+        )
+    if not (folder / "scheduler" / SCHEDULER_FILE).is_file():
+        raise InputError(f"{folder / 'scheduler' / SCHEDULER_FILE} is missing; copy the whole model folder")
+    wrapping = Wrapping(**description["wrapping"])
+    scheduler = read_scheduler(folder, folder / "decoder")
+    shape = Backbone(assemble_unet(description["unet"], wrapping), scheduler, wrapping)
+    network = ConditionedUNet(shape, description["dims"])
+    load_strictly(network.net.unet, state, str(folder / "decoder"))
+    return network.eval()
+
+
+class ScaleResnet(ModulatedResnet):
+    """AdaGN of Diff-AE: z scales and does not shift. Takes SiLU(z), which all blocks share."""
+
+    def __init__(self, block: ResnetBlock2D, width: int, dims: int) -> None:
+        super().__init__(block, width, dims, shifts=False)
+
+
+def _conditioned(unet: UNet2DModel, dims: int) -> UNet2DModel:
+    """The same U-Net with z in each of its residual blocks."""
+    width = unet.time_embedding.linear_2.out_features  # E
+    modulate_residual_blocks(unet, lambda block: ScaleResnet(block, width, dims))
+    return unet
+
+
+def _copied(backbone: Backbone, dims: int, seed: int) -> UNet2DModel:
+    """The backbone's U-Net, with every scale by z at 1; their layers have a gradient from the first step on."""
+    with drawn_from(seed, "decoder-weights"):
+        unet = _conditioned(copy.deepcopy(backbone.unet), dims)
+    for module in unet.modules():
+        if isinstance(module, ScaleResnet):
+            zero(module.z_proj)
+    return unet
+
+
+def _random(backbone: Backbone, dims: int, seed: int) -> UNet2DModel:
+    """As Diff-AE starts: random weights, but the end of each block and of the network is zero."""
+    unet = assemble_unet(backbone.unet.config, backbone.wrapping, stream_seed(seed, "decoder-weights"))
+    with drawn_from(seed, "decoder-weights"):
+        unet = _conditioned(unet, dims)
+    zero_block_ends(unet)
+    zero(unet.conv_out)
+    return unet
+
+
+# ---- The model --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class DiffAE(DiffusionModel):
+    """Encoder f, the U-Net that knows z, and the statistics of z, all of whose dims belong together."""
+
+    encoder: Encoder
+    decoder: ConditionedUNet
+    partition: Partition
+    mean: Tensor
+    std: Tensor
+    method: str = "diffae"
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.decoder.schedule
+
+    def guided_eps(self, z: Tensor, *, masked: bool = True, stop_below: int = 0, **field: Any) -> EpsFn:
+        """ε_θ(x, t, z). masked: without effect, z being one subset. stop_below: 0, it never goes without z."""
+        if stop_below > 0:
+            raise InputError(
+                f"stop_guidance leaves z out below t = {stop_below}, and the network of a {self.method} model has "
+                "no prediction without z; use stop_guidance 0"
+            )
+        z = z.to(self.device)
+        return lambda x, t: self.decoder.eps(x, t, z)
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs; each part whole, model.json last."""
+        self.decoder.save(folder)
+        super().save(folder)
+
+
+def load_diffae(folder: Path) -> DiffAE:
+    """What `DiffAE.save` wrote."""
+    require_parts(folder, (*DECODER_PARTS, *COMMON_PARTS))
+    encoder, partition, mean, std, method = read_common(folder)
+    decoder = load_conditioned(folder)
+    require_dims(folder, "decoder", decoder.dims, partition)
+    if partition.timesteps != decoder.timesteps:
+        raise InputError(
+            f"{folder}: the partition is for T = {partition.timesteps}, the decoder has T = {decoder.timesteps}"
+        )
+    return DiffAE(encoder, decoder, partition, mean, std, method)

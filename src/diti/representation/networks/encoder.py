@@ -1,0 +1,226 @@
+"""The encoder f: image -> z, as a trunk that makes features and one linear layer (sections 4.1, 4.2).
+
+z = head((features - mean) / std). Mean and std are 0 and 1 until `fit_head` measures them on training images.
+Letters: B images, F features, D length of z.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from diti.config import EncoderConfig
+from diti.core.errors import InputError
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.files import load_strictly
+from diti.representation.networks.principal import Moments, principal_axes
+from diti.representation.networks.trunks import AuthorsTrunk, BackboneTrunk, GivenFeatures, ResidualTrunk
+from diti.representation.networks.weights import drawn_from, read_network, write_network
+
+COMMON = ("kind", "size", "dims", "frozen")
+SETTINGS: dict[str, tuple[str, ...]] = {  # kind -> the arguments of its trunk besides the size
+    "authors": (),
+    "residual": ("channels",),
+    "backbone": ("unet", "wrapping", "time"),
+    "given": ("features",),
+}
+OPTIONAL = {"pixels"}  # what a description may leave out
+
+
+class Encoder(nn.Module):
+    """f: (B,3,H,W) in [-1,1] -> z (B,D). A frozen trunk gets no gradient and stays in inference mode.
+
+    An encoder of kind "given" starts from features (B,F) that another network found.
+    """
+
+    feature_mean: Tensor
+    feature_std: Tensor
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.description = json.loads(json.dumps(description))  # as the file will hold it
+        self.size, self.dims = int(description["size"]), int(description["dims"])
+        self.frozen = bool(description["frozen"])
+        self.trunk = _trunk(self.description)
+        features = self.trunk.features
+        if not 1 <= self.dims <= features:
+            remedy = {
+                "residual": "widen encoder_channels",
+                "backbone": "use encoder 'residual'",
+                "given": "give more features",
+            }
+            raise InputError(
+                f"code_dim is {self.dims}, but this encoder has {features} features: take 1 to {features}, "
+                f"or {remedy.get(description['kind'], 'another encoder')}"
+            )
+        self.register_buffer("feature_mean", torch.zeros(features))
+        self.register_buffer("feature_std", torch.ones(features))
+        self.head = nn.Linear(features, self.dims)
+        if description["kind"] == "backbone":  # features of unit variance then give dims of about unit variance
+            nn.init.orthogonal_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+        self.trunk.requires_grad_(not self.frozen)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Encoder:
+        """A frozen trunk stays in inference mode whoever calls this."""
+        super().train(mode)
+        if self.frozen:
+            self.trunk.eval()
+        return self
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Shape of what is encoded: one image, or the given features of one."""
+        given = self.description["kind"] == "given"
+        return (self.trunk.features,) if given else (3, self.size, self.size)
+
+    def features(self, x: Tensor) -> Tensor:
+        """(B,3,H,W) -> (B,F), what the trunk sees in the image."""
+        if tuple(x.shape[1:]) != self.taken:
+            taken = ", ".join(map(str, self.taken))
+            what = "images have" if len(self.taken) == 3 else "this model encodes features of another network; got"
+            raise InputError(f"{what} shape {tuple(x.shape)}; this encoder takes (B, {taken})")
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self.trunk(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B,3,H,W) -> z (B,D)."""
+        return self.head((self.features(x) - self.feature_mean) / self.feature_std)
+
+    @torch.no_grad()
+    def fit_head(
+        self,
+        images: Iterable[Tensor],
+        order: Literal["descending", "ascending"] | Sequence[int] = "descending",
+        scale: Literal["whitened", "even"] = "whitened",
+    ) -> Tensor:
+        """Set the head to the first D principal components of the features of image batches (B,3,H,W) in [-1,1].
+
+        order: the component of each dim of z, 0 being that of the largest variance. The first dims belong to the
+        earliest time-steps (fine attributes), the last to the latest (coarse ones).
+        scale: "whitened" gives each dim unit variance; "even" divides all by one number, for a mean variance of 1.
+        Returns (D,) each dim's share of the features' variance.
+        """
+        chosen = component_order(order, self.dims)
+        training, moments = self.training, Moments(self.trunk.features)
+        self.eval()
+        for batch in images:
+            moments.add(self.features(batch.to(self.head.weight)))
+        self.train(training)
+        mean, std, correlation = moments.standardised()
+        variance, axes = principal_axes(correlation, self.dims)  # (D,), (F,D)
+        if scale == "whitened":
+            axes = axes / variance.sqrt()
+        elif scale == "even":
+            axes = axes / variance.mean().sqrt()
+        else:
+            raise InputError(f"scale is {scale!r}; allowed: whitened, even")
+        self.set_head(mean, std, axes[:, chosen])
+        return variance[chosen] / correlation.trace()
+
+    @torch.no_grad()
+    def set_head(self, mean: Tensor, std: Tensor, axes: Tensor) -> None:
+        """z = axesᵀ (features - mean) / std, for mean and std (F,) and axes (F,D)."""
+        self.feature_mean.copy_(mean)
+        self.feature_std.copy_(std)
+        self.head.weight.copy_(axes.T)
+        nn.init.zeros_(self.head.bias)
+
+    def save(self, folder: str | Path) -> None:
+        """Write config.json and weights."""
+        write_network(folder, self.description, self.state_dict())
+
+
+def build_encoder(config: EncoderConfig, backbone: Backbone | int, seed: int) -> Encoder:
+    """A new encoder; its weights depend on (config, backbone, seed) only.
+
+    backbone: whose images are encoded, or the side of the images, px, where there is none.
+    """
+    kind, size = config.encoder, backbone if isinstance(backbone, int) else backbone.size
+    description: dict[str, Any] = {"kind": kind, "size": size, "dims": config.code_dim, "frozen": False}
+    if kind == "residual":
+        description["channels"] = list(config.encoder_channels)
+    if kind != "backbone":
+        return encoder_from_description(description, seed)
+    if isinstance(backbone, int):
+        raise InputError("encoder 'backbone' is a copy of a backbone, and none is given; use encoder 'residual'")
+    encoder = encoder_from_description(description | _backbone_settings(config, backbone), seed)
+    own = encoder.trunk.state_dict()
+    copied = {key: tensor for key, tensor in backbone.unet.state_dict().items() if key in own}
+    load_strictly(encoder.trunk, copied, "the backbone")
+    return encoder
+
+
+def _backbone_settings(config: EncoderConfig, backbone: Backbone) -> dict[str, Any]:
+    times = list(config.encoder_time)
+    if not times or len(set(times)) < len(times):
+        raise InputError(f"encoder_time is {times}; give one or more time-steps, each once")
+    for time in times:
+        if not 0 <= time < backbone.timesteps:
+            raise InputError(f"encoder_time is {time}; the backbone has time-steps 0..{backbone.timesteps - 1}")
+    found = {
+        "frozen": config.trunk == "frozen",
+        "unet": {key: value for key, value in backbone.unet.config.items() if not key.startswith("_")},
+        "wrapping": asdict(backbone.wrapping),
+        "time": times if len(times) > 1 else times[0],
+    }
+    return found | ({"pixels": True} if config.encoder_pixels else {})
+
+
+def encoder_from_description(description: Mapping[str, Any], seed: int = 0) -> Encoder:
+    """A new encoder of that shape. Unknown and missing keys are errors."""
+    kind = description.get("kind")
+    if kind not in SETTINGS:
+        raise InputError(f"the encoder's kind is {kind!r}; known are {', '.join(SETTINGS)}")
+    wanted = {*COMMON, *SETTINGS[kind]}
+    allowed = wanted | OPTIONAL if kind == "backbone" else wanted
+    if not wanted <= description.keys() <= allowed:
+        faults = {"missing": wanted - description.keys(), "unknown": description.keys() - allowed}
+        found = "; ".join(f"{name}: {', '.join(sorted(keys))}" for name, keys in faults.items() if keys)
+        raise InputError(f"the description of a {kind} encoder does not fit; {found}")
+    with drawn_from(seed, "encoder-weights"):
+        return Encoder(description)
+
+
+def load_encoder(folder: str | Path) -> Encoder:
+    """The encoder that `Encoder.save` wrote, strictly every weight."""
+    description, state = read_network(folder)
+    encoder = encoder_from_description(description)
+    load_strictly(encoder, state, str(folder))
+    return encoder.eval()
+
+
+def component_order(order: str | Sequence[int], dims: int) -> list[int]:
+    """(D,) the principal component that becomes each dim of z."""
+    named = {"descending": list(range(dims)), "ascending": list(range(dims))[::-1]}
+    chosen = named.get(order, []) if isinstance(order, str) else [int(component) for component in order]
+    if sorted(chosen) != list(range(dims)):
+        raise InputError(f"order is {order!r}; give descending, ascending, or each of 0..{dims - 1} once")
+    return chosen
+
+
+def given_encoder(size: int, dims: int, features: int) -> Encoder:
+    """An encoder of features (B,F) that another network found in images of that size, px."""
+    return encoder_from_description(
+        {"kind": "given", "size": size, "dims": dims, "frozen": True, "features": features}
+    )
+
+
+def _trunk(description: Mapping[str, Any]) -> AuthorsTrunk | ResidualTrunk | BackboneTrunk | GivenFeatures:
+    kind, size = description["kind"], description["size"]
+    if kind == "given":
+        return GivenFeatures(description["features"])
+    if kind == "authors":
+        return AuthorsTrunk(size)
+    if kind == "residual":
+        return ResidualTrunk(size, description["channels"])
+    time = description["time"]
+    times = time if isinstance(time, list) else [time]
+    return BackboneTrunk(description["unet"], description["wrapping"], times, description.get("pixels", False))

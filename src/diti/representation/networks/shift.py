@@ -1,0 +1,277 @@
+"""The decoder (z, t, x_t): what the code z adds to the frozen network's prediction (section 4.2, fig. 4).
+
+Two parts, alone or together. g shares the frozen U-Net's time embedding and down path, which run once, and owns a
+second middle and up path in which each residual block is modulated by t first and by z second. The linear part is
+found in closed form. Then eps = eps_theta - sqrt(SNR_t) linear - w^p_t g.
+Letters: B images, D length of z, E width of the time embedding, C channels of a block.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.unets.unet_2d import UNet2DModel
+from torch import Tensor, nn
+
+from diti.core.errors import InputError
+from diti.core.rng import stream_seed
+from diti.diffusion.backbone import Backbone, assemble_unet
+from diti.diffusion.files import load_strictly
+from diti.diffusion.schedule import eps_from_output, gather, reconstruction_loss_eps, snr, x0_from_output
+from diti.representation.networks.linear import LinearPart
+from diti.representation.networks.modulated import (
+    STARTS,
+    ModulatedResnet,
+    check_decoder,
+    modulate_residual_blocks,
+    zero,
+    zero_block_ends,
+)
+from diti.representation.networks.unet_paths import embed_time, run_down, run_up
+from diti.representation.networks.weights import drawn_from, read_network, write_network
+
+Start = Literal["copy", "random", "none"]
+DESCRIBED = {  # kind of decoder -> what its config.json says
+    "shift": {"kind", "dims"},
+    "linear": {"kind", "dims", "pixel_axes", "stretches", "path"},
+}
+
+
+class Features(NamedTuple):
+    """What g takes from the frozen U-Net."""
+
+    h: Tensor  # into the middle block
+    skips: list[tuple[Tensor, ...]]
+    emb: Tensor  # (B,E) of t
+
+
+class Frozen(NamedTuple):
+    """What the frozen network says of x_t, whatever z: run once, good for many z."""
+
+    eps: Tensor  # (B,3,H,W) eps_theta
+    u: Tensor  # (B,3,H,W) u_theta, from the same output
+    features: Features | None  # None where the decoder has no g
+
+
+class Prediction(NamedTuple):
+    """The parts of the noise prediction, each (B,3,H,W). Without linear and g: the frozen model alone."""
+
+    eps_theta: Tensor
+    linear: Tensor | None = (
+        None  # sqrt(SNR_t) times the linear part: beside w_t g, since w_t is 0 at the first step
+    )
+    g: Tensor | None = None
+
+    def eps(self, w_t: Tensor) -> Tensor:
+        """(B,3,H,W) eps = eps_theta - linear - w^p_t g. Eq. A4."""
+        return self.without_g if self.g is None else self.without_g - w_t * self.g
+
+    @property
+    def without_g(self) -> Tensor:
+        """(B,3,H,W) what g makes better: it takes the place of eps_theta in eq. A4."""
+        return self.eps_theta if self.linear is None else self.eps_theta - self.linear
+
+
+def weighted_loss(noise: Tensor, prediction: Prediction, w_t: Tensor, lam_t: Tensor) -> Tensor:
+    """(B,) eq. A4 of a prediction, whichever parts it has."""
+    base = prediction.without_g
+    g = torch.zeros_like(base) if prediction.g is None else prediction.g
+    return reconstruction_loss_eps(noise, base, g, w_t, lam_t)
+
+
+class ShiftDecoder(nn.Module):
+    """The frozen backbone, g and the linear part in one module: (x_t, t, z) -> Prediction.
+
+    start: "copy" begins g with the frozen middle and up path, "random" as the authors do; both are 0 before
+    training. "none": no g, only the linear part, at the cost of the frozen model.
+    """
+
+    def __init__(
+        self, backbone: Backbone, dims: int, start: Start = "copy", seed: int = 0, linear: LinearPart | None = None
+    ) -> None:
+        super().__init__()
+        check_decoder(backbone, dims, start, (*STARTS, "none"))
+        _check_linear(backbone, dims, start, linear)
+        self.backbone = backbone.requires_grad_(False)
+        self.dims = dims
+        self.linear = None if linear is None else linear.to(backbone.unet.device)
+        self.path = _new_path(backbone, dims, start, seed)
+        self.train(self.training)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a folder must say besides the backbone to build this decoder again."""
+        if self.linear is None:
+            return {"kind": "shift", "dims": self.dims}
+        has_path = self.path is not None
+        return {"kind": "linear", "dims": self.dims, **self.linear.description, "path": has_path}
+
+    def train(self, mode: bool = True) -> ShiftDecoder:
+        """The backbone stays in inference mode whoever calls this."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def forward(self, x_t: Tensor, t: Tensor, z: Tensor) -> Prediction:
+        """(B,3,H,W), (B,), (B,D) masked z -> eps_theta, linear part and g. eps_theta carries no gradients."""
+        return self.respond(self.frozen(x_t, t), t, z)
+
+    @torch.no_grad()
+    def frozen(self, x_t: Tensor, t: Tensor) -> Frozen:
+        """(B,3,H,W), (B,) -> all that does not depend on z."""
+        if self.path is None:
+            output, features = self.backbone(x_t, t), None
+        else:
+            output, features = self._run_in_halves(x_t, t)
+        abar_t = gather(self.backbone.schedule.alpha_bar, t, x_t)
+        kind = self.backbone.prediction_type
+        eps, u = (read(output, x_t, abar_t, kind) for read in (eps_from_output, x0_from_output))
+        return Frozen(eps, u, features)
+
+    def respond(self, frozen: Frozen, t: Tensor, z: Tensor) -> Prediction:
+        """What z (B,D) adds to what the frozen network said at the same t (B,)."""
+        if z.ndim != 2 or z.shape[1] != self.dims:
+            raise InputError(f"z has shape {tuple(z.shape)}; this decoder takes (B, {self.dims})")
+        linear = g = None
+        if self.linear is not None:
+            linear = self._root_snr(t, frozen.u) * self.linear(frozen.u, t, z)
+        if self.path is not None and frozen.features is not None:
+            g = self.backbone.unfold(self.path(*frozen.features, z))
+        return Prediction(frozen.eps, linear, g)
+
+    @torch.no_grad()
+    def eps_frozen(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """(B,3,H,W) eps_theta alone."""
+        return self.backbone.eps(x_t, t)
+
+    def _run_in_halves(self, x_t: Tensor, t: Tensor) -> tuple[Tensor, Features]:
+        """The frozen network's output, and what it knew half-way."""
+        unet = self.backbone.unet
+        emb = embed_time(unet, t)
+        h, skips = run_down(unet, self.backbone.fold(x_t), emb)
+        return self.backbone.unfold(run_up(unet, h, skips, emb)), Features(h, skips, emb)
+
+    def _root_snr(self, t: Tensor, like: Tensor) -> Tensor:
+        """(B,1,1,1) sqrt(SNR_t), by which a change of x0 becomes one of eps. Eq. A3."""
+        return gather(snr(self.backbone.schedule).sqrt(), t, like)
+
+    @property
+    def own(self) -> nn.Module:
+        """All but the frozen backbone, which is saved apart: the bare path, or `linear` with maybe `path`."""
+        parts = {"linear": self.linear, "path": self.path}
+        given = {name: part for name, part in parts.items() if part is not None}
+        return given["path"] if self.linear is None else nn.ModuleDict(given)
+
+    def decoder_state(self) -> dict[str, Tensor]:
+        """Weights of the decoder's own parts."""
+        return self.own.state_dict()
+
+    def load_decoder_state(self, state: Mapping[str, Tensor], source: str) -> None:
+        """Fill the decoder's own parts from `decoder_state()`, strictly."""
+        load_strictly(self.own, state, source)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the decoder's own parts: config.json and weights, without the backbone."""
+        write_network(folder, self.description, self.decoder_state())
+
+
+def load_decoder(folder: str | Path, backbone: Backbone) -> ShiftDecoder:
+    """The decoder that `ShiftDecoder.save` wrote, over its backbone."""
+    description, state = read_network(folder)
+    if description.keys() != DESCRIBED.get(str(description.get("kind"))):
+        raise InputError(
+            f"{folder} describes {description}; a decoder has kind 'shift' and dims, or kind 'linear', dims, "
+            "pixel_axes, stretches and path"
+        )
+    decoder = _described(description, backbone)
+    decoder.load_decoder_state(state, str(folder))
+    return decoder.eval()
+
+
+def _described(description: Mapping[str, Any], backbone: Backbone) -> ShiftDecoder:
+    """A decoder of the described shape; its weights are still to come."""
+    dims = description["dims"]
+    if description["kind"] == "shift":
+        return ShiftDecoder(backbone, dims)
+    linear = LinearPart(backbone.size, description["pixel_axes"], dims, description["stretches"])
+    return ShiftDecoder(backbone, dims, "copy" if description["path"] else "none", linear=linear)
+
+
+def _check_linear(backbone: Backbone, dims: int, start: str, linear: LinearPart | None) -> None:
+    """InputError for a decoder without any part, or a linear part that was made for other codes or images."""
+    if linear is None and start == "none":
+        raise InputError(
+            "start is 'none', which leaves a decoder without parts; give a linear part, or start 'copy'"
+        )
+    if linear is not None and (linear.dims, linear.axes.size) != (dims, backbone.size):
+        raise InputError(
+            f"the linear part is for {linear.dims} dims and {linear.axes.size} px, the decoder for {dims} dims "
+            f"and {backbone.size} px; solve it again with this backbone and code_dim"
+        )
+
+
+# ---- The decoder's own half of the U-Net ------------------------------------------------------------------
+
+
+class ShiftPath(nn.Module):
+    """Middle and up path of g, under the names of the UNet2DModel that it was taken from; its output is zero."""
+
+    def __init__(self, unet: UNet2DModel, dims: int) -> None:
+        super().__init__()
+        width = unet.time_embedding.linear_2.out_features  # E
+        self.embed_z = nn.Linear(dims, width)
+        self.mid_block = unet.mid_block
+        self.up_blocks = unet.up_blocks
+        self.conv_norm_out = unet.conv_norm_out
+        self.conv_act = unet.conv_act
+        # Where the network learns sigma its own last layer is twice as wide; g has no sigma.
+        self.conv_out = nn.Conv2d(unet.conv_out.in_channels, unet.config["in_channels"], 3, padding=1)
+        zero(self.conv_out)
+        modulate_residual_blocks(self, lambda block: ShiftResnet(block, width))
+
+    def forward(self, h: Tensor, skips: list[tuple[Tensor, ...]], emb: Tensor, z: Tensor) -> Tensor:
+        """Frozen features, (B,E), (B,D) -> output grid (B,C,H,W)."""
+        both = torch.cat([emb, F.silu(self.embed_z(z))], dim=1)  # (B,2E), the place of the time embedding
+        # torch 2.13 crashes in the backward pass of a trainable group norm over a channels_last input that needs
+        # no gradient, which the frozen features can be. Further on, everything needs a gradient.
+        return run_up(self, h.contiguous(), skips, both)
+
+
+class ShiftResnet(ModulatedResnet):
+    """A residual block that z scales and shifts.
+
+    z acts from the start: were its weights zero as well as the last convolution of g, neither would have a
+    gradient to begin with.
+    """
+
+    def __init__(self, block: ResnetBlock2D, width: int) -> None:
+        super().__init__(block, width, width, shifts=True)
+
+
+def _new_path(backbone: Backbone, dims: int, start: str, seed: int) -> ShiftPath | None:
+    """g before training, by the name of its start."""
+    if start == "none":
+        return None
+    return _copied_path(backbone, dims, seed) if start == "copy" else _random_path(backbone, dims, seed)
+
+
+def _copied_path(backbone: Backbone, dims: int, seed: int) -> ShiftPath:
+    """The frozen middle and up path, free to be trained."""
+    with drawn_from(seed, "decoder-weights"):
+        path = ShiftPath(copy.deepcopy(backbone.unet), dims)
+    return path.to(backbone.unet.device, backbone.unet.dtype).requires_grad_(True)
+
+
+def _random_path(backbone: Backbone, dims: int, seed: int) -> ShiftPath:
+    """As the authors start: random weights, but the last layer of every residual and attention block is zero."""
+    unet = assemble_unet(backbone.unet.config, backbone.wrapping, stream_seed(seed, "decoder-weights"))
+    with drawn_from(seed, "decoder-weights"):
+        path = ShiftPath(unet, dims)
+        zero_block_ends(path)
+    return path.to(backbone.unet.device, backbone.unet.dtype)

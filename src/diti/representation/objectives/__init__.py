@@ -1,1 +1,0 @@
-"""One file per method: the loss that is trained, and nothing else."""

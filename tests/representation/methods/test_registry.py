@@ -1,0 +1,272 @@
+"""The registry of methods, and a method of three lines through everything that does not need a decoder."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import diti
+from diti.cli import main
+from diti.config import EncoderConfig, TrainConfig, TrainingConfig
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.core.loop import LossReport
+from diti.core.rng import Draws
+from diti.core.runs import RunFolder
+from diti.data import toyfaces
+from diti.data.sources import open_data
+from diti.interop.onnx import properties
+from diti.measure.baselines import floors
+from diti.representation.methods import base
+from diti.representation.methods.registry import METHODS, Method, find_method, known_methods, register, title_of
+from diti.representation.models.decoding import load_with_decoder
+from diti.representation.models.diffusion import DiTi
+from diti.representation.models.model import EncodeOnly
+from diti.representation.networks.encoder import build_encoder
+from diti.representation.train import train_model
+
+DATA = "toyfaces:200"
+CODE = EncoderConfig(encoder="residual", code_dim=12, encoder_channels=(8, 16))
+LENGTH = TrainingConfig(images=128, train_batch_size=16, learning_rate=1e-2, ema_decay=0.5, log_images=64)
+PIXELS = toyfaces.render(toyfaces.sample(5, seed=2), 32)
+
+
+class Colour(base.EncoderObjective):
+    """The first dims of z say the mean colour, whatever the noise."""
+
+    def forward(self, images, draws):
+        noisy = images + 0.1 * draws.normal("noise", tuple(images.shape[1:]))
+        loss = (self.encoder(noisy)[:, :3] - images.mean((2, 3))).square().mean(1)
+        return LossReport(loss.mean(), loss)
+
+
+COLOUR = Method(
+    name="colour", title="Colour", about="mean colour", build=lambda *given: Colour(base.new_encoder(*given))
+)
+
+
+@pytest.fixture(autouse=True)
+def colour(monkeypatch):
+    monkeypatch.delitem(METHODS, "colour", raising=False)  # puts the table back at the end
+    register(COLOUR)
+    yield COLOUR
+    METHODS.pop("colour", None)
+
+
+@pytest.fixture
+def config():
+    return TrainConfig(method="colour", data=DATA, code=CODE, training=LENGTH)
+
+
+@pytest.fixture
+def folder(config, tmp_path):
+    train_model(config, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def complaint(capsys, *words):
+    capsys.readouterr()
+    assert main(list(map(str, words))) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("diti: ")
+    return last
+
+
+def test_names_are_found_once_and_hinted_at():
+    assert {"diti", "pdae"} < known_methods().keys() and find_method("colour") is COLOUR
+    with pytest.raises(InputError, match=r"method 'ditti' is unknown; use diti, pdae, .*Did you mean 'diti'"):
+        find_method("ditti")
+    with pytest.raises(InputError, match=r"'colour' is registered already; choose another name"):
+        register(replace(COLOUR, title="Other"))
+    assert find_method("colour").title == title_of("colour") == "Colour" and title_of("nobody") == "nobody"
+
+
+def test_it_learns_and_leaves_a_folder_like_any_other(config, tmp_path, capsys):
+    run = tmp_path / "run"
+    words = [
+        "train",
+        "--method",
+        "colour",
+        "--data",
+        DATA,
+        "--encoder",
+        "residual",
+        "--encoder-channels",
+        "8",
+        "16",
+    ]
+    words += ["--code-dim", "12", "--train-batch-size", "16", "--images", "512", "--log-images", "64"]
+    assert main([*words, "--lr-warmup-images", "0", "--learning-rate", "0.01", "--out", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "standard deviation of the dims of z" in shown and "the model" in shown and f"encode {run}" in shown
+    losses = [r["loss"] for r in RunFolder(run).read_log() if "loss" in r]
+    assert losses[-1] < 0.3 * losses[0]
+    assert {"encoder", "partition.json", "stats.safetensors", "model.json", "checks.json", "card.md"} <= {
+        path.name for path in run.iterdir()
+    }
+    assert not (run / "unet").exists() and (run / "card.md").read_text().startswith("# Colour\n")
+    model = diti.load(run)
+    images = to_float(open_data(DATA, 32).pixels(np.arange(200)))
+    z = model.encode(images)
+    assert np.corrcoef(z[:, 0], images.mean((2, 3))[:, 0])[0, 1] > 0.8
+    assert json.loads((run / "checks.json").read_text())["largest_std"] == pytest.approx(model.std.max().item())
+
+
+def test_an_encode_only_model_encodes_wherever_z_is_all_that_is_needed(folder, tmp_path, capsys):
+    model = diti.load(folder)
+    assert isinstance(model, EncodeOnly) and (model.method, model.size, model.dims) == ("colour", 32, 12)
+    z = model.encode(PIXELS)
+    assert torch.equal(model.to("cpu").encode(PIXELS), z) and model.feature_names()[11] == "z011"
+    assert np.allclose(diti.Transformer(folder, standardise=False).fit(PIXELS).transform(PIXELS), z, atol=1e-5)
+    assert properties(model)["method"] == "colour" and json.loads(properties(model)["feature_names"])[0] == "z000"
+    assert main(["encode", str(folder), DATA, "--out", str(tmp_path / "z.parquet")]) == 0
+    table = pyarrow.parquet.read_table(tmp_path / "z.parquet")
+    assert table.column_names == ["file", "split", *model.feature_names()] and len(table) == 200
+
+
+def test_it_is_probed_beside_the_floors_that_need_no_backbone(folder, tmp_path):
+    assert main(["probe", str(folder), "--data", "toyfaces:300", "--out", str(tmp_path / "probe.json")]) == 0
+    record = json.loads((tmp_path / "probe.json").read_text())
+    assert record["method"] == "colour" and 0 < record["probe"]["mean_ap"] < 1 and "subsets" not in record
+    assert [floor["name"] for floor in record["floors"]] == ["PCA of pixels, 12 dims", "random encoder, 12 dims"]
+
+
+def test_the_next_command_after_a_probe_is_one_that_the_model_can(folder, tmp_path, capsys):
+    words = ["probe", str(folder), "--data", DATA, "--no-floors", "--out", str(tmp_path / "probe.json")]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"encode {folder} {DATA} --out features.parquet")
+
+
+def test_what_needs_a_decoder_says_so_in_one_line(folder, image_folder, tmp_path, capsys):
+    model, picture = diti.load(folder), image_folder / "a" / "00.png"
+    for ability in ("decode", "infer_noise", "reconstruct", "interpolate", "manipulate"):
+        with pytest.raises(InputError, match=r"a colour model has no decoder: .* need diti, .*tcvae or ibgan"):
+            getattr(model, ability)(PIXELS)
+    with pytest.raises(InputError, match=r"a colour model has no frozen diffusion model"):
+        _ = model.backbone
+    out = ("--out", tmp_path / "out.png")
+    for words in (
+        ["interpolate", folder, picture, picture, *out],
+        ["manipulate", folder, picture, "--attribute", "smile", "--data", DATA, *out],
+        ["vary", folder, picture, *out],
+        ["sample", folder, *out],
+        ["train-latent", folder, "--data", DATA],
+        ["probe", folder, "--data", DATA, "--reconstruct", "2", "--out", tmp_path / "probe.json"],
+    ):
+        assert "a colour model has no decoder: it can encode and be probed" in complaint(capsys, *words), words[0]
+    analyze = complaint(capsys, "analyze", folder, "--data", DATA, "--out", tmp_path / "out")
+    assert "a colour model has no frozen diffusion model to analyze" in analyze
+    assert not list(tmp_path.glob("out*")) and not (folder / "latent").exists()
+
+
+def test_a_model_with_a_decoder_passes(model, tmp_path):
+    model.save(tmp_path / "m")
+    assert isinstance(load_with_decoder(tmp_path / "m"), DiTi)
+
+
+def test_a_continued_run_equals_one_run(config, tmp_path):
+    for images in (64, 128):  # the second continues the first
+        train_model(replace(config, training=replace(LENGTH, images=images)), tmp_path / "twice")
+    train_model(config, tmp_path / "once")
+    once, twice = (load_file(tmp_path / run / "encoder" / "model.safetensors") for run in ("once", "twice"))
+    assert once.keys() == twice.keys() and all(torch.equal(once[name], twice[name]) for name in once)
+    lines = [[r["loss"] for r in RunFolder(tmp_path / run).read_log() if "loss" in r] for run in ("once", "twice")]
+    assert lines[0] == lines[1] and len(lines[0]) == 2
+
+
+def test_a_folder_of_an_unknown_method_says_what_to_do(folder, capsys):
+    METHODS.pop("colour")
+    line = complaint(capsys, "encode", folder, DATA)
+    assert (
+        f"{folder / 'model.json'}: method 'colour' is unknown" in line and "import the file that registers" in line
+    )
+
+
+def test_an_unknown_method_is_refused_before_anything_is_written(tmp_path, capsys):
+    words = ["--data", DATA, "--backbone", "toyfaces32", "--out", tmp_path / "run"]
+    assert "Did you mean 'pdae'" in complaint(capsys, "train", "--method", "pdea", *words)
+    sweep = tmp_path / "s.yaml"
+    sweep.write_text(f"data: {DATA}\nbackbone: toyfaces32\nruns: {{a: {{method: pdea}}}}\n")
+    assert "run a-s0: method 'pdea' is unknown" in complaint(capsys, "sweep", sweep, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_backbone_is_asked_for_where_one_is_needed(config, backbone, tmp_path, capsys):
+    words = ["train", "--method", "colour", "--data", DATA, "--out", tmp_path / "run"]
+    assert "--backbone is missing" in complaint(capsys, *words)  # the preset's encoder is a copy of it
+    with pytest.raises(InputError, match="encoder 'backbone' needs a backbone"):
+        train_model(replace(config, code=EncoderConfig()), tmp_path / "run")
+    with pytest.raises(InputError, match="method diti needs a backbone"):
+        train_model(replace(config, method="diti"), tmp_path / "run")
+    with pytest.raises(InputError, match="use encoder 'residual'"):
+        find_method("colour").refuse(replace(config, code=EncoderConfig()), 32)
+    with pytest.raises(InputError, match="name one with --backbone"):
+        find_method("diti").refuse(config, 32)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_encoder_made_from_a_backbone_is_kept_whole_without_it(config, backbone, tmp_path):
+    backbone.save(tmp_path / "backbone")
+    code = EncoderConfig(code_dim=4)
+    train_model(replace(config, backbone=str(tmp_path / "backbone"), code=code), tmp_path / "run")
+    assert not (tmp_path / "run" / "unet").exists()
+    assert diti.load(tmp_path / "run").encode(PIXELS).shape == (5, 4)
+
+
+def test_the_usual_evaluation_is_the_mean_loss_of_fixed_draws():
+    data = open_data(DATA, 16)
+    objective = Colour(build_encoder(CODE, 16, seed=0)).train()
+    rows = data.rows("valid")
+    assert 1 < len(rows) < base.CHECKED_BATCH
+    with torch.no_grad():
+        expected = objective.eval()(to_float(data.pixels(rows)), Draws(0, 0, len(rows))).total
+    found = base.evaluate(objective.train(), data)
+    assert found == {"validation_loss": pytest.approx(expected.item(), rel=1e-5)} and objective.training
+
+
+def test_floors_without_a_backbone_have_the_images_size():
+    found = dict(floors(16, open_data(DATA, 16), 5, seed=0))
+    assert [f.shape for f in found.values()] == [(200, 5), (200, 5)]
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """An environment in which a package with a method is installed."""
+    about = tmp_path / "plugin-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[diti.methods]\nplugged = plugin:METHOD\nwrong = plugin:METHOD\n")
+    (tmp_path / "plugin.py").write_text(
+        "from diti.representation.methods.registry import Method\n"
+        "METHOD = Method(name='plugged', title='Plugged', about='a test', build=print)\n"
+    )
+    return {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+
+
+def test_help_lists_installed_methods_without_importing_torch(installed):
+    code = (
+        "import sys\nfrom diti.cli import main\n"
+        "try: main(['train', '--help'])\nexcept SystemExit: pass\n"
+        "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=installed, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    for name in ("diti ", "pdae ", "plugged "):
+        assert f"\n  {name}" in result.stdout
+
+
+def test_an_installed_method_is_found_by_its_name(installed, diti, tmp_path):
+    words = ("--encoder", "residual", "--data", DATA, "--dry-run", "--out", tmp_path / "run")
+    result = diti("train", "--method", "plugged", *words, env=installed)
+    assert result.returncode == 0 and "method: plugged" in result.stdout, result.stderr
+    result = diti("train", "--method", "wrong", *words, env=installed)
+    assert result.returncode == 2 and "must name a Method called 'wrong'" in result.stderr

@@ -1,0 +1,65 @@
+import logging
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.representation.models.inputs import as_batch
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
+FLOATS = to_float(PIXELS)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        PIXELS,
+        FLOATS,
+        FLOATS.numpy(),
+        [Image.fromarray(p) for p in PIXELS],
+        list(PIXELS),
+        [PIXELS[0], Image.fromarray(PIXELS[1]), FLOATS[2]],
+    ],
+    ids=["uint8", "tensor", "float array", "PIL", "list", "mixed"],
+)
+def test_every_form_gives_the_same_batch(images):
+    assert torch.equal(as_batch(images, 16), FLOATS)
+
+
+def test_one_image_is_a_batch_of_one():
+    for one in (PIXELS[0], FLOATS[0], Image.fromarray(PIXELS[0])):
+        assert torch.equal(as_batch(one, 16), FLOATS[:1])
+
+
+def test_other_sizes_are_resized_with_a_note(caplog):
+    wide = np.zeros((16, 48, 3), np.uint8)
+    wide[:, 16:32] = 255
+    for images in (wide, to_float(wide[None]), Image.fromarray(wide)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            batch = as_batch(images, 8)
+        assert batch.shape == (1, 3, 8, 8) and batch.min() > 0.99 and "resized to the model's 8 px" in caplog.text
+
+
+def test_grey_and_transparent_pictures_become_rgb():
+    assert as_batch(Image.new("L", (16, 16), 255), 16).shape == (1, 3, 16, 16)
+    assert as_batch(Image.new("RGBA", (16, 16), (0, 0, 0, 0)), 16).min() == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ([], "no images"),
+        (np.zeros((4, 4), np.uint8), "have shape"),
+        (torch.zeros(1, 1, 4, 4), "shape"),
+        (torch.zeros(1, 3, 4, 4, dtype=torch.int64), "int64"),
+        (torch.full((1, 3, 4, 4), 255.0), "scale them to"),
+        (torch.full((1, 3, 4, 4), float("nan")), "range from nan"),
+    ],
+)
+def test_bad_images(images, words):
+    with pytest.raises(InputError, match=words):
+        as_batch(images, 4)

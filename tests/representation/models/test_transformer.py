@@ -1,0 +1,179 @@
+"""The scikit-learn transformer: the model's numbers for every form of X, and scikit-learn's own contract."""
+
+import pickle
+import shutil
+from dataclasses import replace
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import check_estimator
+
+import diti
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.data import toyfaces
+from diti.representation.models.transformer import Transformer
+
+SIZE = 16
+PIXELS = toyfaces.render(toyfaces.sample(7, seed=4), SIZE)  # uint8 (7, 16, 16, 3)
+ROWS = PIXELS.reshape(7, -1)
+
+
+@pytest.fixture
+def model(model):
+    """With statistics that are not neutral."""
+    return replace(model, mean=torch.linspace(-1, 1, model.dims), std=torch.linspace(0.5, 2, model.dims))
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    model.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+FORMS = {
+    "images": PIXELS,
+    "a list of arrays": list(PIXELS),
+    "a list of PIL images": [Image.fromarray(pixels) for pixels in PIXELS],
+    "rows": ROWS,
+    "rows of floats": ROWS.astype(np.float64),
+    "rows as lists": ROWS.tolist(),
+    "floats in [-1, 1], channels first": to_float(PIXELS),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_z_is_the_models_whatever_the_form_of_the_images(form, model, folder):
+    expected = (model.encode(PIXELS).numpy() - model.mean.numpy()) / model.std.numpy()
+    transformer = Transformer(folder)
+    for z in (transformer.transform(FORMS[form]), transformer.fit_transform(FORMS[form])):
+        assert z.dtype == np.float32 and z.shape == (7, model.dims)
+        np.testing.assert_allclose(z, expected, rtol=0, atol=1e-5)
+    assert transformer.n_features_in_ == SIZE * SIZE * 3
+
+
+def test_z_itself_and_the_names_of_its_columns(model, folder):
+    transformer = Transformer(folder, standardise=False, batch_size=3).fit(PIXELS)
+    np.testing.assert_allclose(transformer.transform(PIXELS), model.encode(PIXELS), rtol=0, atol=1e-5)
+    names = transformer.get_feature_names_out()
+    assert isinstance(names, np.ndarray) and list(names) == model.feature_names()
+    assert list(Transformer(model).get_feature_names_out(["ignored"])) == model.feature_names()
+
+
+def test_images_of_another_size_are_resized_as_the_model_does(model, folder):
+    large = toyfaces.render(toyfaces.sample(3, seed=4), 24)
+    z = Transformer(folder, standardise=False).fit(PIXELS).transform(large)
+    np.testing.assert_allclose(z, model.encode(large), rtol=0, atol=1e-5)
+
+
+def test_at_most_batch_size_images_are_encoded_at_once(model):
+    seen = []
+    model.encoder.register_forward_hook(lambda module, given, z: seen.append(len(z)))
+    Transformer(model, batch_size=3).transform(PIXELS)
+    assert seen == [3, 3, 1]
+
+
+def test_a_pipeline_learns_and_can_be_cross_validated(folder):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 60, (40, SIZE, SIZE, 3), dtype=np.uint8)
+    red = np.arange(40) % 2
+    images[red == 1, :, :, 0] += 150
+    pipeline = make_pipeline(Transformer(folder), LogisticRegression(C=100))
+    assert cross_val_score(pipeline, images, red, cv=3).min() > 0.9
+    pipeline.fit(images.reshape(40, -1), red)
+    assert list(pipeline[:-1].get_feature_names_out()) == list(Transformer(folder).get_feature_names_out())
+    coded = cross_val_score(pipeline, [Image.fromarray(image) for image in images], 1 - red, cv=2)
+    assert coded.min() > 0.9
+
+
+def test_clones_and_pickles_hold_the_path_only(folder, tmp_path):
+    fitted = Transformer(folder, batch_size=5, standardise=False).fit(PIXELS)
+    z = fitted.transform(PIXELS)
+    assert clone(fitted).get_params() == {"model": folder, "batch_size": 5, "standardise": False}
+    content = pickle.dumps(fitted)
+    assert len(content) < 1_000
+    joblib.dump(fitted, tmp_path / "t.joblib")
+    for again in (clone(fitted), pickle.loads(content), joblib.load(tmp_path / "t.joblib")):
+        assert np.array_equal(again.transform(PIXELS), z)
+
+
+def test_another_model_takes_effect_at_once_and_a_rewritten_folder_when_fitted(model, folder, tmp_path):
+    def shifted(by):
+        return replace(model, mean=model.mean + by * model.std)
+
+    shifted(1).save(tmp_path / "one")
+    transformer = Transformer(folder).fit(PIXELS)
+    z = transformer.transform(PIXELS)
+    np.testing.assert_allclose(transformer.set_params(model=tmp_path / "one").transform(PIXELS), z - 1, atol=1e-5)
+    shutil.rmtree(tmp_path / "one")
+    np.testing.assert_allclose(transformer.transform(PIXELS), z - 1, atol=1e-5)
+    shifted(2).save(tmp_path / "one")
+    np.testing.assert_allclose(transformer.fit(PIXELS).transform(PIXELS), z - 2, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("X", "complaint"),
+    [
+        (ROWS[:, :-1], r"rows of X have 767 numbers; this model takes 16×16×3 = 768, or images"),
+        (ROWS / 255, r"range from .* to 1 in float64; give pixels, whole numbers 0\.\.255"),
+        (ROWS.astype(np.int64) * 2, r"to \d+ in int64; give pixels"),
+        (ROWS.astype(np.float32) - 300, "Negative values in data"),
+        (np.where(ROWS > 200, np.nan, ROWS), "NaN"),
+        (PIXELS[0], r"shape \(16, 16, 3\); give several images"),
+        (PIXELS[:0], "give at least one image"),
+        (ROWS[:0], "0 sample"),
+        ([], "Expected 2D array"),
+        (PIXELS[..., :1], r"shape \([17], 16, 16, 1\)"),
+        (PIXELS.astype(np.float32), r"give floats \(N, 3, H, W\)"),
+    ],
+)
+def test_what_is_no_image_is_refused_when_fitting_and_when_transforming(X, complaint, model):
+    for method in (Transformer(model).fit, Transformer(model).transform):
+        with pytest.raises(ValueError, match=complaint):
+            method(X)
+
+
+@pytest.mark.parametrize("batch_size", [0, 2.5, None])
+def test_a_bad_batch_size_is_refused_by_fit_not_by_init(batch_size, model):
+    transformer = Transformer(model, batch_size=batch_size)
+    with pytest.raises(InputError, match=r"batch_size is .*; give a whole number"):
+        transformer.fit(PIXELS)
+
+
+def test_the_public_name_and_a_model_that_is_not_there():
+    assert diti.Transformer is Transformer
+    with pytest.raises(InputError, match="nowhere"):
+        Transformer("nowhere").fit(PIXELS)
+
+
+# ---- scikit-learn's own checks: they feed small tables of real numbers ---------------------------------------
+
+
+class AnyTable(Transformer):
+    """Takes any table, by drawing each row as an image; all else is the transformer's."""
+
+    def _pixels(self, rows, size):
+        shades = np.round(255 / (1 + np.exp(-rows.astype(float)))).astype(np.uint8)
+        return np.resize(shades.T, (3 * size**2, len(rows))).T.reshape(-1, size, size, 3)
+
+
+def test_the_contract_of_scikit_learn_is_kept(folder):
+    # One image at a time: in larger batches the last bit of a convolution may depend on its neighbours.
+    transformer = AnyTable(folder, batch_size=1)
+    results = check_estimator(transformer, on_fail=None, on_skip=None)
+    assert {r["check_name"]: r["exception"] for r in results if r["status"] == "failed"} == {}
+    assert sum(r["status"] == "passed" for r in results) >= 40
+
+
+def test_without_such_drawing_the_checks_fail_only_because_their_tables_are_no_images(folder):
+    results = check_estimator(Transformer(folder), on_fail=None, on_skip=None)
+    failed = {r["check_name"]: str(r["exception"]) for r in results if r["status"] == "failed"}
+    assert {name for name, reason in failed.items() if "numbers; this model takes 16×16×3" not in reason} == set()
+    assert sum(r["status"] == "passed" for r in results) >= 15
