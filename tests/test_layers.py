@@ -1,4 +1,4 @@
-"""Who may import whom: core ← data ← diffusion ← representation ← probe, edit, theory ← measure ← report ← verbs."""
+"""Who may import whom: core, data, diffusion, representation; then probe, edit, theory; measure; report; verbs."""
 
 import ast
 import subprocess
