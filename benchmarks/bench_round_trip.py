@@ -17,7 +17,7 @@ from diti.diffusion.generate import round_trip
 from diti.diffusion.sampler import SPACINGS
 from diti.representation.models.diffusion import load_diti
 
-IMAGES, CALLS = 32, (10, 25, 50, 100)
+IMAGES, SAMPLING_STEPS = 32, (10, 25, 50, 100)
 NAMES = {"ddim": "DDIM", "2m": "DPM-Solver++ 2M"}
 
 
@@ -28,11 +28,14 @@ def main(model_folder: str | None = None) -> None:
     images = to_float(toyfaces.render(faces, backbone.size))
     eps = model.guided_eps(model.encode(images)) if model else None
     print(f"mean squared round-trip error, {'guided and masked field' if model else 'bare backbone'}")
-    print(f"  {'method':<16} {'spacing':<8}" + "".join(f"{f'{c}+{c}':>10}" for c in CALLS))
+    print(f"  {'method':<16} {'spacing':<8}" + "".join(f"{f'{c}+{c}':>10}" for c in SAMPLING_STEPS))
     with torch.inference_mode():
         for solver, name in NAMES.items():
             for spacing in SPACINGS:
-                again = [round_trip(backbone, images, calls, solver, spacing, eps) for calls in CALLS]
+                again = [
+                    round_trip(backbone, images, sampling_steps, solver, spacing, eps)
+                    for sampling_steps in SAMPLING_STEPS
+                ]
                 errors = [(x - images).square().mean().item() for x in again]
                 print(f"  {name:<16} {spacing:<8}" + "".join(f"{e:10.1e}" for e in errors))
 

@@ -27,7 +27,7 @@ from diti.core.runs import write_json
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.measure.attribute_classifier import Reader, train_reader
+from diti.measure.attribute_classifier import AttributeClassifier, train_classifier
 from diti.measure.counterfactuals import CounterfactualOptions, Study
 from diti.probe.linear import probe
 from diti.probe.task import Splits
@@ -55,13 +55,13 @@ T_95 = {2: 12.706, 3: 4.303}  # Student's t of a 95 % interval over so many seed
 
 def main() -> None:
     dataset, backbone = open_data(DATA, 32), load_backbone(BACKBONE)
-    reader = train_reader(dataset)
+    classifier = train_classifier(dataset)
     for seed in SEEDS:
-        measure_seed(dataset, backbone, reader, seed)
+        measure_seed(dataset, backbone, classifier, seed)
     print_table([json.loads((OUT / f"seed-{seed}.json").read_text()) for seed in SEEDS])
 
 
-def measure_seed(dataset: Dataset, backbone: Backbone, reader: Reader, seed: int) -> None:
+def measure_seed(dataset: Dataset, backbone: Backbone, classifier: AttributeClassifier, seed: int) -> None:
     """All rows of one seed; those that are there already are kept."""
     path = OUT / f"seed-{seed}.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"rows": {}}
@@ -87,14 +87,19 @@ def measure_seed(dataset: Dataset, backbone: Backbone, reader: Reader, seed: int
         model = DiTi(encoder, decoder.eval(), solution.partition, *statistics, "diti")
         folder = OUT / f"model-{seed}-{len(record['rows'])}"
         model.save(folder)
-        found = measure(model, str(folder), dataset, reader, name in PROBED_ROWS, name in EDITED_ROWS)
+        found = measure(model, str(folder), dataset, classifier, name in PROBED_ROWS, name in EDITED_ROWS)
         record["rows"][name] = found
         write_json(path, record)
         print(seed, name, {k: round(v, 4) for k, v in record["rows"][name].items()}, flush=True)
 
 
 def measure(
-    model: DiTi, source: str, dataset: Dataset, reader: Reader, code: bool = True, edits: bool = True
+    model: DiTi,
+    source: str,
+    dataset: Dataset,
+    classifier: AttributeClassifier,
+    code: bool = True,
+    edits: bool = True,
 ) -> dict[str, float]:
     """The scores of one model; code: also of its code alone, which rows may share."""
     curves = loss_curves(model.encoder, model.decoder, model.partition, dataset)
@@ -105,7 +110,7 @@ def measure(
         found["order"] = order(model)
     if edits:
         options = CounterfactualOptions(images=EDITED)
-        study = Study(source, model, dataset, reader, min(32, model.dims // 4), OUT / "pictures", options)
+        study = Study(source, model, dataset, classifier, min(32, model.dims // 4), OUT / "pictures", options)
         mean = study.manipulation()["mean"]
         names = {"flips": "flips", "change": "change, sd", "leak_per_change": "leakage per change"}
         found |= {title: mean[key]["value"] for key, title in names.items()}
@@ -268,12 +273,12 @@ def with_interval(values: list[float]) -> str:
 def measure_folders(folders: list[str]) -> None:
     """The same scores of model folders, such as trained ones."""
     dataset = open_data(DATA, 32)
-    reader = train_reader(dataset)
+    classifier = train_classifier(dataset)
     for folder in folders:
         model = load(folder)
         if not isinstance(model, DiTi):
             raise SystemExit(f"{folder} holds a {model.method} model; name models of diti or pdae")
-        print(folder, {k: round(v, 4) for k, v in measure(model, folder, dataset, reader).items()}, flush=True)
+        print(folder, {k: round(v, 4) for k, v in measure(model, folder, dataset, classifier).items()}, flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import diti
 from diti.config import EncoderConfig, TrainConfig, TrainingConfig
 from diti.core.loop import LossReport
-from diti.measure.baselines import floors
+from diti.measure.baselines import baselines
 from diti.measure.probing import read_labels
 from diti.representation.features import encode_dataset
 from diti.representation.methods.base import EncoderObjective, new_encoder
@@ -51,5 +51,8 @@ if __name__ == "__main__":
     length = TrainingConfig(images=given.images, learning_rate=1e-3, ema_decay=0.99)
     train_model(TrainConfig(method="vicreg", data=given.data, code=code, training=length), given.out)
     model, data = diti.load(given.out), diti.open_data(given.data, 32)
-    for title, features in (("VICReg", encode_dataset(model, data)), next(floors(32, data, model.dims, seed=0))):
+    for title, features in (
+        ("VICReg", encode_dataset(model, data)),
+        next(baselines(32, data, model.dims, seed=0)),
+    ):
         print(f"{title}: mean AP {read_labels(data).probe(features, seed=0).mean_ap:.1%}")

@@ -53,7 +53,7 @@ def test_complaints_are_one_line_with_exit_code_2(words, complaint, capsys):
 
 def test_a_place_that_cannot_be_written_is_one_line(capsys):
     """/proc takes no new folders, whoever asks."""
-    assert main(["sample", "toyfaces32", "-n", "1", "--calls", "1", "--out", "/proc/none/x.png"]) == 2
+    assert main(["sample", "toyfaces32", "-n", "1", "--sampling-steps", "1", "--out", "/proc/none/x.png"]) == 2
     complaint = capsys.readouterr().err.strip().splitlines()[-1]
     assert complaint.startswith("diti: /proc/none") and "choose another place" in complaint
     words = ["pretrain", "--data", "toyfaces:40", "--images", "32", "--out", "/proc/none/run"]

@@ -17,9 +17,9 @@ TEXT = README.read_text(encoding="utf-8")
 SMALL = {  # what makes a command short; nothing of what is written is left out
     "pretrain": ["--images", "64", "--train-batch-size", "32"],
     "solve": ["--code-dim", "32", "--images", "128", "--stretches", "2"],
-    "interpolate": ["--calls", "3", "--scales", "0,1"],
-    "manipulate": ["--calls", "3"],
-    "vary": ["--calls", "3"],
+    "interpolate": ["--sampling-steps", "3", "--scales", "0,1"],
+    "manipulate": ["--sampling-steps", "3"],
+    "vary": ["--sampling-steps", "3"],
 }
 
 

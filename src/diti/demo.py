@@ -47,7 +47,7 @@ LENGTHS = {
     "quick": Length(
         faces=4_000,
         images=3_200,
-        effort=Effort(faces=4, pairs=4, changes=2, reader_images=9_600, reconstructed=16),
+        effort=Effort(faces=4, pairs=4, changes=2, classifier_images=9_600, reconstructed=16),
         remark="A quick look: hardly trained, scored on few images, so the numbers are rough.",
     ),
     "normal": Length(

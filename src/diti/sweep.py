@@ -253,7 +253,7 @@ def _check_buildable(config: TrainConfig, backbone: Backbone | None) -> None:
     from diti.core.loop import check_batch
 
     check_batch(config.training, processes=1)
-    find_method(config.method).refuse(config, backbone or preset(config.preset).backbone.size)
+    find_method(config.method).validate(config, backbone or preset(config.preset).backbone.size)
 
 
 def prepare_data(plan: Plan, backbones: Mapping[str, Backbone]) -> None:

@@ -190,12 +190,12 @@ def test_the_average_follows_its_definition(tmp_path):
 class Broken(Regression):
     """A loss that is no number from the 20th call on."""
 
-    calls = 0
+    sampling_steps = 0
 
     def forward(self, images, draws):
-        self.calls += 1
+        self.sampling_steps += 1
         report = super().forward(images, draws)
-        return dataclasses.replace(report, total=report.total * math.nan) if self.calls > 20 else report
+        return dataclasses.replace(report, total=report.total * math.nan) if self.sampling_steps > 20 else report
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(tmp_path):

@@ -21,23 +21,24 @@ def backbone():
 def test_sampling_leaves_mode_and_random_state_alone(backbone):
     backbone.train()
     before = torch.get_rng_state()
-    first = samples(backbone, 2, seed=3, calls=4)
+    first = samples(backbone, 2, seed=3, sampling_steps=4)
     assert backbone.training and torch.equal(before, torch.get_rng_state())
-    assert torch.equal(first, samples(backbone, 2, seed=3, calls=4)) and first.shape == (2, 3, 16, 16)
-    assert not torch.equal(first, samples(backbone, 2, seed=4, calls=4)) and first.abs().max() <= 1
+    assert torch.equal(first, samples(backbone, 2, seed=3, sampling_steps=4)) and first.shape == (2, 3, 16, 16)
+    assert not torch.equal(first, samples(backbone, 2, seed=4, sampling_steps=4)) and first.abs().max() <= 1
 
 
 def test_more_calls_come_closer_to_the_image(backbone):
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)) * 2 - 1
     errors = [
-        (round_trip(backbone.eval(), images, calls) - images).square().mean().item() for calls in (5, 20, 60)
+        (round_trip(backbone.eval(), images, sampling_steps) - images).square().mean().item()
+        for sampling_steps in (5, 20, 60)
     ]
     assert errors[0] > errors[1] > errors[2] and errors[2] < 1e-3
 
 
 def test_sample_writes_a_picture(backbone, tmp_path, capsys):
     backbone.save(tmp_path / "b")
-    words = ["sample", str(tmp_path / "b"), "-n", "3", "--calls", "3", "--out", str(tmp_path / "s.png")]
+    words = ["sample", str(tmp_path / "b"), "-n", "3", "--sampling-steps", "3", "--out", str(tmp_path / "s.png")]
     assert main(words) == 0
     with Image.open(tmp_path / "s.png") as picture:
         assert picture.size[0] > 3 * 90

@@ -30,11 +30,11 @@ class Gaussian:
     schedule: Schedule
     mean: Tensor  # (C,H,W)
     std: Tensor  # (C,H,W)
-    calls: int = 0
+    sampling_steps: int = 0
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
         """E[eps | x_t]."""
-        self.calls += 1
+        self.sampling_steps += 1
         assert t.shape == (len(x),) and t.dtype == torch.int64
         abar = self.schedule.alpha_bar[t].reshape(-1, 1, 1, 1)
         variance = abar * self.std**2 + 1 - abar
@@ -83,10 +83,10 @@ def mse(a: Tensor, b: Tensor) -> float:
 
 
 def round_trip(
-    solver: Callable[..., Tensor], eps_fn: object, x0: Tensor, calls: int, spacing: str = "mixed"
+    solver: Callable[..., Tensor], eps_fn: object, x0: Tensor, sampling_steps: int, spacing: str = "mixed"
 ) -> float:
-    """MSE of the image after `calls` network calls to invert it and as many to generate it again."""
-    steps = timesteps(eps_fn.schedule, calls, spacing)
+    """MSE of the image after `sampling_steps` to invert it and as many to generate it again."""
+    steps = timesteps(eps_fn.schedule, sampling_steps, spacing)
     x_T = solver(eps_fn, x0, steps[::-1], eps_fn.schedule)
     return mse(solver(eps_fn, x_T, steps, eps_fn.schedule, clamp=False), x0)
 
@@ -98,11 +98,11 @@ def round_trip(
 @settings(max_examples=60, deadline=None)
 def test_timesteps_descend_from_the_last_to_the_first(T: int, share: float, spacing: str, cosine: bool) -> None:
     schedule = Schedule.cosine(T) if cosine else Schedule.linear(T)
-    calls = 1 + round(share * (T - 1))
-    steps = timesteps(schedule, calls, spacing)
-    assert len(steps) == calls and steps[0] == T - 1
+    sampling_steps = 1 + round(share * (T - 1))
+    steps = timesteps(schedule, sampling_steps, spacing)
+    assert len(steps) == sampling_steps and steps[0] == T - 1
     assert steps == sorted(set(steps), reverse=True)
-    assert calls == 1 or steps[-1] == 0
+    assert sampling_steps == 1 or steps[-1] == 0
     assert all(type(t) is int for t in steps)
 
 
@@ -124,12 +124,12 @@ def test_few_steps_are_spent_on_nearly_pure_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "spacing", "message"),
+    ("sampling_steps", "spacing", "message"),
     [(0, "uniform", "1 to 1000"), (1001, "uniform", "1 to 1000"), (10, "unifrom", "Did you mean 'uniform'")],
 )
-def test_impossible_timesteps_are_refused(calls: int, spacing: str, message: str) -> None:
+def test_impossible_timesteps_are_refused(sampling_steps: int, spacing: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        timesteps(LINEAR, calls, spacing)
+        timesteps(LINEAR, sampling_steps, spacing)
 
 
 # ---- Order and closed form --------------------------------------------------------------------------------
@@ -169,9 +169,9 @@ def test_one_network_call_per_step(solver: Callable[..., Tensor]) -> None:
     oracle = gaussian()
     x = oracle.images(2)
     for steps in (timesteps(LINEAR, 9), timesteps(LINEAR, 9)[::-1], [500]):
-        oracle.calls = 0
+        oracle.sampling_steps = 0
         solver(oracle, x, steps, LINEAR)
-        assert oracle.calls == len(steps)
+        assert oracle.sampling_steps == len(steps)
 
 
 @every_solver
@@ -193,7 +193,7 @@ def test_a_single_step_is_the_denoised_image(solver: Callable[..., Tensor]) -> N
 def test_round_trip_improves_with_calls(solver: Callable[..., Tensor], spacing: str) -> None:
     oracle = gaussian()
     x0 = oracle.images(8)
-    errors = [round_trip(solver, oracle, x0, calls, spacing) for calls in (10, 25, 50, 100)]
+    errors = [round_trip(solver, oracle, x0, sampling_steps, spacing) for sampling_steps in (10, 25, 50, 100)]
     assert errors == sorted(errors, reverse=True), errors
     assert errors[-1] < errors[0] / 30
 
@@ -258,7 +258,7 @@ def test_the_authors_loops_are_reproduced() -> None:
     assert x0.abs().max() > 1  # so that the clamp acts
     x_T = ddim(oracle, x0, steps, LINEAR, clamp=True, start=LINEAR.alpha_bar[0].item(), end=0.0)
     back = ddim(oracle, x_T, steps[::-1], LINEAR, clamp=True)
-    assert oracle.calls == 20
+    assert oracle.sampling_steps == 20
     for pixel in range(64):
         slow_T = slow_authors_loop(oracle, x0.flatten()[pixel].item(), pixel, list(steps), last=0.0)
         slow_0 = slow_authors_loop(oracle, slow_T, pixel, list(steps)[::-1], last=1.0)
@@ -314,18 +314,18 @@ def ancestral_moments(schedule: Schedule, steps: list[int], mean: float, std: fl
     return m, v
 
 
-@pytest.mark.parametrize("calls", [1000, 40])
-def test_ddpm_reaches_the_right_distribution(calls: int) -> None:
+@pytest.mark.parametrize("sampling_steps", [1000, 40])
+def test_ddpm_reaches_the_right_distribution(sampling_steps: int) -> None:
     mean, std, count = 0.4, 0.5, 8000
     oracle = Gaussian(LINEAR, torch.full((1, 1, 1), mean).double(), torch.full((1, 1, 1), std).double())
-    steps = timesteps(LINEAR, calls)
+    steps = timesteps(LINEAR, sampling_steps)
     rng = torch.Generator().manual_seed(4)
     x_T = torch.randn(count, 1, 1, 1, generator=rng).double()
-    x = ddpm(oracle, x_T, LINEAR, rng, None if calls == 1000 else steps, clamp=False)
+    x = ddpm(oracle, x_T, LINEAR, rng, None if sampling_steps == 1000 else steps, clamp=False)
     wanted_mean, wanted_variance = ancestral_moments(LINEAR, steps, mean, std)
     assert x.mean().item() == pytest.approx(wanted_mean, abs=5 * std / math.sqrt(count))
     assert x.var().item() == pytest.approx(wanted_variance, rel=5 * math.sqrt(2 / count))
-    if calls == 1000:
+    if sampling_steps == 1000:
         assert (wanted_mean, wanted_variance) == pytest.approx((mean, std**2), rel=0.02)
 
 

@@ -25,12 +25,12 @@ from diti.interop.convert import model_from
 from diti.representation.partition import Partition
 
 PARITY = Path(__file__).resolve().parents[2] / "../shared/parity/pdae_tiny"
-CALLS = 4
+SAMPLING_STEPS = 4
 
 
 @pytest.fixture(scope="module")
 def result(model, faces):
-    return interpolate(model, *faces, ["early", "late", "all"], [0, 0.4, 1], calls=CALLS)
+    return interpolate(model, *faces, ["early", "late", "all"], [0, 0.4, 1], sampling_steps=SAMPLING_STEPS)
 
 
 @pytest.fixture
@@ -105,13 +105,13 @@ def test_kept_noise_is_that_of_the_start(model):
 
 @pytest.mark.parametrize("x_t", ["slerp", "keep", "random"])
 def test_scale_0_is_the_reconstruction_whatever_the_subset(model, faces, x_t):
-    result = interpolate(model, *faces, ["early", "1:3"], [0, 0.5], x_t=x_t, calls=CALLS, seed=3)
+    result = interpolate(model, *faces, ["early", "1:3"], [0, 0.5], x_t=x_t, sampling_steps=SAMPLING_STEPS, seed=3)
     for subset in ("early", "1:3"):
         assert torch.equal(image_of(result, subset, "a_to_b", 0), result.reconstructions[0])
         assert torch.equal(image_of(result, subset, "b_to_a", 0), result.reconstructions[1])
         assert not torch.equal(image_of(result, subset, "a_to_b", 0.5), result.reconstructions[0])
     if x_t != "random":
-        assert close(result.reconstructions, model.reconstruct(faces, calls=CALLS))
+        assert close(result.reconstructions, model.reconstruct(faces, sampling_steps=SAMPLING_STEPS))
 
 
 def test_scale_1_of_all_is_the_other_image(result):
@@ -132,18 +132,22 @@ def test_the_batch_equals_one_by_one(model, faces, masked, monkeypatch):
         "diti.representation.models.decoding.PIXELS_AT_ONCE", 3 * 16 * 16
     )  # three images at a time
     subsets, scales = ["early", "4:6"], [0.25, 1]
-    together = interpolate(model, *faces, subsets, scales, masked=masked, calls=CALLS)
+    together = interpolate(model, *faces, subsets, scales, masked=masked, sampling_steps=SAMPLING_STEPS)
     pixels = to_float(faces)
     z = model.encode(pixels)
-    x_T = torch.cat([model.infer_noise(pixels[i : i + 1], calls=CALLS, masked=masked) for i in range(2)])
+    x_T = torch.cat(
+        [model.infer_noise(pixels[i : i + 1], sampling_steps=SAMPLING_STEPS, masked=masked) for i in range(2)]
+    )
     for place, variant in enumerate(together.variants):
         code, noise = mix_variants(z, x_T, [variant], model.partition, "slerp")
-        alone = model.decode(code, noise, CALLS, clamp=False, masked=masked)
+        alone = model.decode(code, noise, SAMPLING_STEPS, clamp=False, masked=masked)
         assert close(together.images[place], alone[0])
 
 
 def test_masks_matter_and_can_be_left_out(model, faces):
-    masked, unmasked = (interpolate(model, *faces, ["late"], [1], masked=m, calls=CALLS) for m in (True, False))
+    masked, unmasked = (
+        interpolate(model, *faces, ["late"], [1], masked=m, sampling_steps=SAMPLING_STEPS) for m in (True, False)
+    )
     assert (masked.images - unmasked.images).abs().max() > 1e-3
 
 
@@ -155,9 +159,9 @@ def test_only_distinct_pairs_are_decoded(model, faces, monkeypatch):
         "decode",
         lambda self, z, *rest, **more: decoded.append(len(z)) or decode(self, z, *rest, **more),
     )
-    interpolate(model, *faces, ["early", "late", "all"], [0, 0.5, 1], calls=2)
+    interpolate(model, *faces, ["early", "late", "all"], [0, 0.5, 1], sampling_steps=2)
     assert decoded == [2 + 2 * 2 * 2 + 1]  # the ends, scales .5 and 1 of two subsets both ways, .5 of all
-    interpolate(model, faces[0], faces[0], ["early", "all"], [0, 0.5, 2], calls=2)
+    interpolate(model, faces[0], faces[0], ["early", "all"], [0, 0.5, 2], sampling_steps=2)
     assert decoded[1:] == [1], "between an image and itself there is only that image"
 
 
@@ -165,23 +169,24 @@ def test_decode_distinct_keeps_the_order(model):
     rng = torch.Generator().manual_seed(0)
     z, x_T = torch.randn(4, 12, generator=rng), torch.randn(4, 3, 16, 16, generator=rng)
     order = [2, 0, 2, 3, 1, 0]
-    images = decode_distinct(model, z[order], x_T[order], calls=2, clamp=False, masked=True)
+    images = decode_distinct(model, z[order], x_T[order], sampling_steps=2, clamp=False, masked=True)
     assert close(images, model.decode(z, x_T, 2, clamp=False)[order])
     assert torch.equal(images[0], images[2]) and torch.equal(images[1], images[5])
 
 
 def test_random_noise_is_one_for_all_and_follows_the_seed(model, faces):
     first, again, other = (
-        interpolate(model, *faces, ["all"], [0, 0.5], x_t="random", calls=2, seed=seed) for seed in (1, 1, 2)
+        interpolate(model, *faces, ["all"], [0, 0.5], x_t="random", sampling_steps=2, seed=seed)
+        for seed in (1, 1, 2)
     )
     assert torch.equal(first.images, again.images) and not torch.equal(first.images, other.images)
     assert first.images.abs().max() <= 1, "images from random noise are clamped on the way"
-    same = interpolate(model, faces[0], faces[0], ["all"], [0.5], x_t="random", calls=2)
+    same = interpolate(model, faces[0], faces[0], ["all"], [0.5], x_t="random", sampling_steps=2)
     assert torch.equal(*same.reconstructions), "equal codes and one noise give one image"
 
 
 def test_extrapolation_is_noted(model, faces, result):
-    beyond = interpolate(model, *faces, ["late"], [-0.5, 1, 1.5], calls=2)
+    beyond = interpolate(model, *faces, ["late"], [-0.5, 1, 1.5], sampling_steps=2)
     assert beyond.notes == ("scale -0.5, 1.5 is outside 0..1: extrapolated beyond A and B",)
     assert torch.isfinite(beyond.images).all() and result.notes == ()
 
@@ -190,9 +195,9 @@ def test_extrapolation_is_noted(model, faces, result):
 
 
 def test_a_model_of_one_subset_borrows_a_balanced_split(one_subset, faces):
-    result = interpolate(one_subset, *faces, ["late"], [1], calls=2)
+    result = interpolate(one_subset, *faces, ["late"], [1], sampling_steps=2)
     assert result.partition == Partition.balanced(1000, 12, 12) and "balanced split into 12" in result.notes[0]
-    unmasked = interpolate(one_subset, *faces, ["late"], [1], masked=False, calls=2)
+    unmasked = interpolate(one_subset, *faces, ["late"], [1], masked=False, sampling_steps=2)
     assert torch.equal(result.images, unmasked.images)
     large = dataclasses.replace(one_subset, partition=Partition.single(1000, 512))
     assert cut_of(large, None)[0] == Partition.balanced(1000, 64, 512)
@@ -201,9 +206,9 @@ def test_a_model_of_one_subset_borrows_a_balanced_split(one_subset, faces):
 def test_a_given_partition_chooses_the_dims(model, faces):
     lent = Partition.custom(1000, 6, 12, ends=[1, 2, 3, 4, 5, 12])
     assert torch.equal(chosen_dims(lent, "5"), torch.arange(12) >= 5)
-    result = interpolate(model, *faces, ["5"], [1], partition=lent, calls=2)
+    result = interpolate(model, *faces, ["5"], [1], partition=lent, sampling_steps=2)
     assert result.partition == lent and result.notes == ()
-    assert not torch.equal(result.images, interpolate(model, *faces, ["5"], [1], calls=2).images)
+    assert not torch.equal(result.images, interpolate(model, *faces, ["5"], [1], sampling_steps=2).images)
     with pytest.raises(InputError, match=r"for 13 dims and T = 1000, the model has 12"):
         interpolate(model, *faces, ["5"], [1], partition=Partition.balanced(1000, 6, 13))
 
@@ -233,7 +238,7 @@ def test_empty_and_unknown_subsets(ends, subset, message):
         ({"x_t": "slurp"}, "x_t is 'slurp'; allowed: slerp, keep, random. Did you mean 'slerp'"),
         ({"directions": ["a_to_c"]}, "direction is 'a_to_c'; allowed: a_to_b, b_to_a. Did you mean"),
         ({"directions": []}, "no direction was given"),
-        ({"calls": 0}, "calls is 0"),
+        ({"sampling_steps": 0}, "0 sampling steps"),
     ],
 )
 def test_bad_choices_are_one_clear_line(model, faces, changes, message):
@@ -267,7 +272,7 @@ def files(faces, tmp_path):
 def test_files_in_pictures_out(model, files, tmp_path):
     out, frames, animate = tmp_path / "new" / "grid.png", tmp_path / "frames", tmp_path / "move.gif"
     lines = interpolate_files(
-        model, *files, ["early", "2:4", "all"], [0, 0.5, 1], out, frames=frames, animate=animate, calls=2
+        model, *files, ["early", "2:4", "all"], [0, 0.5, 1], out, frames=frames, animate=animate, sampling_steps=2
     )
     text = "\n".join(lines)
     assert "b.jpg: cropped to its centre and resized from 40×30 to 16×16 px" in text and "a.png:" not in text
@@ -304,7 +309,7 @@ def test_cells_of_the_grid(model, faces, result, tmp_path):
 @pytest.mark.parametrize("name", ["move.gif", "move.webp"])
 @pytest.mark.parametrize(("scales", "count"), [([0.5], 1), ([1, 0], 2), ([0, 0.3, 0.6, 1], 6)])
 def test_animations_go_forth_and_back(model, faces, name, scales, count, tmp_path):
-    result = interpolate(model, *faces, ["early", "all"], scales, calls=1 + 1)
+    result = interpolate(model, *faces, ["early", "all"], scales, sampling_steps=1 + 1)
     frames = module.interpolation_frames(result)
     with Image.open(module.save_animation(frames, tmp_path / name)) as movie:
         assert movie.n_frames == count and movie.size == frames[0].size
@@ -330,7 +335,7 @@ def test_bad_files_are_one_clear_line(model, files, tmp_path, monkeypatch, chang
     Path("text.png").write_text("no picture")
     given = {"first": files[0], "second": files[1], "out": Path("grid.png"), **changes}
     with pytest.raises(InputError, match=message):
-        interpolate_files(model, subsets=["late"], scales=[0.5], calls=2, **given)
+        interpolate_files(model, subsets=["late"], scales=[0.5], sampling_steps=2, **given)
     assert not Path("grid.png").exists()
 
 
@@ -342,12 +347,12 @@ def test_the_authors_network():
     expected = torch.load(PARITY / "expected.pt", weights_only=True)
     network, _, _ = model_from(PARITY / "diti_checkpoint.pt", "balanced", expected["k"])
     a, b = expected["x0"][:2]
-    result = interpolate(network, a, b, ["early", "all"], [0, 1], calls=2)
+    result = interpolate(network, a, b, ["early", "all"], [0, 1], sampling_steps=2)
     assert torch.equal(image_of(result, "all", "a_to_b", 0), result.reconstructions[0])
     assert torch.equal(image_of(result, "all", "a_to_b", 1), result.reconstructions[1])
     assert torch.equal(image_of(result, "early", "b_to_a", 0), result.reconstructions[1])
     z = expected["z"][:2]  # the authors' own code of both images
     swapped = torch.where(chosen_dims(network.partition, "early"), z[1], z[0])[None]
-    x_T = network.infer_noise(torch.stack([a, b]), z, calls=2)
-    alone = network.decode(swapped, x_T[1:], calls=2, clamp=False)
+    x_T = network.infer_noise(torch.stack([a, b]), z, sampling_steps=2)
+    alone = network.decode(swapped, x_T[1:], sampling_steps=2, clamp=False)
     assert close(image_of(result, "early", "a_to_b", 1), alone[0])

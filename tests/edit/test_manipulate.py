@@ -32,7 +32,7 @@ from diti.interop.convert import model_from
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "../shared/parity/pdae_tiny/diti_checkpoint.pt"
 MOVED = (1, 4, 10)
-CALLS = 6
+SAMPLING_STEPS = 6
 
 
 @pytest.fixture(scope="session")
@@ -127,9 +127,11 @@ def test_push_is_symmetric_and_raises_the_classifier_score(model):
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_scale_zero_is_the_reconstruction(model, faces, masked):
-    result = manipulate(model, faces, a_direction(model), (-0.3, 0.0, 0.3), masked=masked, calls=CALLS)
+    result = manipulate(
+        model, faces, a_direction(model), (-0.3, 0.0, 0.3), masked=masked, sampling_steps=SAMPLING_STEPS
+    )
     torch.testing.assert_close(result.images[1], result.reconstructions, atol=1e-5, rtol=0)
-    expected = model.reconstruct(faces, calls=CALLS, masked=masked)
+    expected = model.reconstruct(faces, sampling_steps=SAMPLING_STEPS, masked=masked)
     torch.testing.assert_close(result.reconstructions, expected, atol=1e-4, rtol=0)
     error = (expected - result.originals).square().flatten(1).mean(1)
     torch.testing.assert_close(result.errors, error, atol=1e-4, rtol=1e-3)
@@ -139,35 +141,41 @@ def test_scale_zero_is_the_reconstruction(model, faces, masked):
 
 def test_masks_change_the_images(model, faces):
     first, second = (
-        manipulate(model, faces[:1], a_direction(model), (0.3,), masked=m, calls=CALLS) for m in (True, False)
+        manipulate(model, faces[:1], a_direction(model), (0.3,), masked=m, sampling_steps=SAMPLING_STEPS)
+        for m in (True, False)
     )
     assert (first.images - second.images).abs().max() > 1e-3
 
 
 def test_many_images_and_scales_equal_one_by_one(model, faces):
     direction, scales = a_direction(model), (-0.2, 0.4)
-    together = manipulate(model, faces, direction, scales, calls=CALLS)
+    together = manipulate(model, faces, direction, scales, sampling_steps=SAMPLING_STEPS)
     for s, scale in enumerate(scales):
         for n in range(2):
-            alone = manipulate(model, faces[n], direction, (scale,), calls=CALLS)
+            alone = manipulate(model, faces[n], direction, (scale,), sampling_steps=SAMPLING_STEPS)
             torch.testing.assert_close(together.images[s, n], alone.images[0, 0], atol=1e-3, rtol=0)
             torch.testing.assert_close(together.z[s, n], alone.z[0, 0], atol=1e-5, rtol=0)
 
 
 def test_parts_that_fit_in_memory_give_the_same(model, faces, monkeypatch):
-    whole = manipulate(model, faces, a_direction(model), (0.3,), calls=CALLS)
+    whole = manipulate(model, faces, a_direction(model), (0.3,), sampling_steps=SAMPLING_STEPS)
     monkeypatch.setattr("diti.representation.models.decoding.PIXELS_AT_ONCE", 1)
-    parts = manipulate(model, faces, a_direction(model), (0.3,), calls=CALLS)
+    parts = manipulate(model, faces, a_direction(model), (0.3,), sampling_steps=SAMPLING_STEPS)
     torch.testing.assert_close(whole.images, parts.images, atol=1e-3, rtol=0)
 
 
 def test_images_may_be_of_another_size_and_steps_are_reported(model):
-    calls = []
+    sampling_steps = []
     picture = Image.new("RGB", (16, 16), (200, 120, 40))
     manipulate(
-        model, picture, a_direction(model), (0.3,), calls=CALLS, on_step=lambda i, n, x: calls.append((i, n))
+        model,
+        picture,
+        a_direction(model),
+        (0.3,),
+        sampling_steps=SAMPLING_STEPS,
+        on_step=lambda i, n, x: sampling_steps.append((i, n)),
     )
-    assert calls == [(i, CALLS) for i in range(CALLS)] * 2  # inverting, then decoding
+    assert sampling_steps == [(i, SAMPLING_STEPS) for i in range(SAMPLING_STEPS)] * 2  # inverting, then decoding
 
 
 def test_guidance_stops_at_the_last_steps():
@@ -191,8 +199,10 @@ def test_stopped_guidance_asks_for_z_at_the_high_steps_only(model, faces, monkey
     monkeypatch.setattr(
         type(model.decoder), "forward", lambda self, x, t, z: (seen.append(int(t[0])), forward(self, x, t, z))[1]
     )
-    result = manipulate(model, faces[:1], a_direction(model), (0.0,), stop_guidance=0.5, calls=CALLS)
-    high = timesteps(model.backbone.schedule, CALLS)[: CALLS // 2]
+    result = manipulate(
+        model, faces[:1], a_direction(model), (0.0,), stop_guidance=0.5, sampling_steps=SAMPLING_STEPS
+    )
+    high = timesteps(model.backbone.schedule, SAMPLING_STEPS)[: SAMPLING_STEPS // 2]
     assert seen == high[:0:-1] + high  # inverting ends at the highest step and does not leave from it
     torch.testing.assert_close(result.images[0], result.reconstructions, atol=1e-5, rtol=0)
 
@@ -208,7 +218,7 @@ def test_on_the_authors_network():
     model, _, _ = model_from(CHECKPOINT, "balanced", 8)
     direction = a_direction(model, dims=(0, 5, 40, 63))
     images = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    result = manipulate(model, images, direction, (0.0, 0.3), calls=2)
+    result = manipulate(model, images, direction, (0.0, 0.3), sampling_steps=2)
     torch.testing.assert_close(result.images[0], result.reconstructions, atol=1e-3, rtol=0)
     torch.testing.assert_close(result.z[1], push(model.encode(images), direction, 0.3))
     assert (result.images[1] - result.images[0]).abs().max() > 1e-3
@@ -324,9 +334,9 @@ def test_files_in_a_picture_out(model, faces, tmp_path):
     model.save(tmp_path / "model")
     Image.fromarray(faces[0]).save(tmp_path / "face.png")
     words = (str(tmp_path / "model"), tmp_path / "face.png", "hat", "toyfaces:120", 4, (0.3, -0.3))
-    first = manipulate_files(*words, tmp_path / "out.png", calls=3)
+    first = manipulate_files(*words, tmp_path / "out.png", sampling_steps=3)
     assert first[0].startswith("hat: 4 of 12 dims") and "kept the direction" in " ".join(first)
-    again = manipulate_files(*words, tmp_path / "again.png", calls=3)
+    again = manipulate_files(*words, tmp_path / "again.png", sampling_steps=3)
     assert again[0] == first[0] and "learned earlier" in again[1]
     assert (tmp_path / "out.png").read_bytes() == (tmp_path / "again.png").read_bytes()
     with pytest.raises(InputError, match=r"is a folder; name a file"):
@@ -336,7 +346,7 @@ def test_files_in_a_picture_out(model, faces, tmp_path):
 
 
 def test_the_picture_goes_from_negative_to_positive(model, faces):
-    result = manipulate(model, faces, a_direction(model), (0.4, -0.4), calls=CALLS)
+    result = manipulate(model, faces, a_direction(model), (0.4, -0.4), sampling_steps=SAMPLING_STEPS)
     picture = np.asarray(manipulation_picture(result, a_direction(model)))
     turned = dataclasses.replace(result, images=result.images.flip(0), scales=(-0.4, 0.4))
     np.testing.assert_array_equal(picture, np.asarray(manipulation_picture(turned, a_direction(model))))

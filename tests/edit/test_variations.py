@@ -27,44 +27,46 @@ def folder(model, latent, tmp_path):
 
 
 def test_variations_keep_z_and_change_the_noise(model, faces):
-    varied = vary(model, faces[0], 3, seed=5, calls=4)
+    varied = vary(model, faces[0], 3, seed=5, sampling_steps=4)
     z = model.encode(faces[0])
     for index in range(3):
         expected = model.decode(z, model.new_noise(3, 5)[index : index + 1], 4)
         assert torch.allclose(varied[index], expected[0], atol=2e-3)
     assert varied.shape == (3, 3, 16, 16) and not torch.allclose(varied[0], varied[1], atol=0.1)
-    other = vary(model, faces[1], 3, seed=5, calls=4)
+    other = vary(model, faces[1], 3, seed=5, sampling_steps=4)
     assert not torch.allclose(varied, other, atol=1e-4), "another image has another z"
 
 
 def test_new_images_have_drawn_codes(model, latent):
-    images = draw(model, latent, 2, seed=7, calls=4)
+    images = draw(model, latent, 2, seed=7, sampling_steps=4)
     expected = model.decode(latent.sample(2, 7), model.new_noise(2, 7), 4)
     assert torch.equal(images, expected) and images.abs().max() <= 1
-    assert not torch.allclose(images, draw(model, latent, 2, seed=8, calls=4), atol=0.1)
+    assert not torch.allclose(images, draw(model, latent, 2, seed=8, sampling_steps=4), atol=0.1)
 
 
 def test_many_images_are_the_same_in_parts(model, faces, monkeypatch):
-    whole = vary(model, faces[0], 5, seed=1, calls=3)
+    whole = vary(model, faces[0], 5, seed=1, sampling_steps=3)
     monkeypatch.setattr("diti.representation.models.decoding.PIXELS_AT_ONCE", 2 * 16 * 16)
     steps = []
-    parts = vary(model, faces[0], 5, seed=1, calls=3, on_step=lambda index, total, x: steps.append(len(x)))
+    parts = vary(
+        model, faces[0], 5, seed=1, sampling_steps=3, on_step=lambda index, total, x: steps.append(len(x))
+    )
     # The first steps divide by a tiny √ᾱ, which enlarges the rounding errors of another batch size.
     assert torch.allclose(whole, parts, atol=2e-3) and steps == [2, 2, 2, 2, 2, 2, 1, 1, 1]
-    assert torch.allclose(whole[:2], vary(model, faces[0], 2, seed=1, calls=3), atol=2e-3)
+    assert torch.allclose(whole[:2], vary(model, faces[0], 2, seed=1, sampling_steps=3), atol=2e-3)
 
 
 def test_the_global_random_state_is_left_alone(model, latent, faces):
     before = torch.get_rng_state()
-    first = draw(model, latent, 1, calls=2), vary(model, faces[0], 1, calls=2)
-    again = draw(model, latent, 1, calls=2), vary(model, faces[0], 1, calls=2)
+    first = draw(model, latent, 1, sampling_steps=2), vary(model, faces[0], 1, sampling_steps=2)
+    again = draw(model, latent, 1, sampling_steps=2), vary(model, faces[0], 1, sampling_steps=2)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_the_picture_of_variations_starts_with_the_original(folder, model, faces, tmp_path):
     Image.fromarray(faces[0]).save(tmp_path / "face.png")
-    out = save_variations(folder, tmp_path / "face.png", 3, tmp_path / "v.png", calls=5)
+    out = save_variations(folder, tmp_path / "face.png", 3, tmp_path / "v.png", sampling_steps=5)
     with Image.open(out) as picture:
         pixels = np.asarray(picture)
     cell = 96 + 2  # 16 px, each enlarged 6 times, and the gap
@@ -72,14 +74,14 @@ def test_the_picture_of_variations_starts_with_the_original(folder, model, faces
     cells = [pixels[:96:6, i * cell : i * cell + 96 : 6] for i in range(5)]
     assert np.array_equal(cells[0], faces[0])
     shown = np.stack(cells[1:])
-    rebuilt = to_uint8(model.reconstruct(faces[0], calls=5))
-    varied = to_uint8(vary(model, faces[0], 3, calls=5))
+    rebuilt = to_uint8(model.reconstruct(faces[0], sampling_steps=5))
+    varied = to_uint8(vary(model, faces[0], 3, sampling_steps=5))
     assert np.abs(shown - np.concatenate([rebuilt, varied]).astype(int)).max() <= 1
     assert not np.array_equal(shown[1], shown[2])
 
 
 def test_new_images_are_written_as_a_picture(folder, tmp_path):
-    out = save_new_images(folder, 3, seed=0, calls=2, out=tmp_path / "s.png")
+    out = save_new_images(folder, 3, seed=0, sampling_steps=2, out=tmp_path / "s.png")
     with Image.open(out) as picture:
         assert picture.size == (3 * 98 - 2, 96)
 
@@ -88,10 +90,10 @@ def test_bad_input_is_refused(folder, model, latent, faces, tmp_path):
     model.save(tmp_path / "bare")
     with pytest.raises(InputError, match=r"no finished latent/.*diti train-latent .*bare --data"):
         save_new_images(tmp_path / "bare", 2, out=tmp_path / "s.png")
-    with pytest.raises(InputError, match=r"0 images with 25 calls"):
+    with pytest.raises(InputError, match=r"0 images with 25 sampling steps"):
         save_new_images(folder, 0, out=tmp_path / "s.png")
-    with pytest.raises(InputError, match=r"calls is 1001; .* 1 to 1000"):
-        draw(model, latent, 2, calls=1001)
+    with pytest.raises(InputError, match=r"1001 sampling steps; .* 1 to 1000"):
+        draw(model, latent, 2, sampling_steps=1001)
     with pytest.raises(InputError, match=r"2 images were given; vary one"):
         vary(model, faces, 2)
     stranger = new_latent(LatentShape(dims=5, width=8, layers=1), torch.zeros(5), torch.ones(5), seed=0)

@@ -25,7 +25,7 @@ def place(tmp_path_factory):
 
 
 def test_interpolate_writes_grid_frames_and_animation(place, diti):
-    words = ["--subset", "early,late,all", "--scales", "0,0.5,1", "--calls", 4, "--x-t", "keep"]
+    words = ["--subset", "early,late,all", "--scales", "0,0.5,1", "--sampling-steps", 4, "--x-t", "keep"]
     files = ["--out", "grid.png", "--frames", "frames", "--animate", "walk.gif"]
     result = diti("interpolate", "model", "a.png", "b.png", *words, *files, cwd=place)
     assert result.returncode == 0, result.stderr
@@ -47,7 +47,7 @@ def test_manipulate_draws_both_signs_and_keeps_the_direction(place, diti):
         4,
         "--scale",
         "0.3",
-        "--calls",
+        "--sampling-steps",
         4,
         "--out",
         "hat.png",
@@ -61,19 +61,19 @@ def test_manipulate_draws_both_signs_and_keeps_the_direction(place, diti):
 
 
 def test_new_images_come_from_the_backbone_until_there_is_a_latent(place, diti):
-    before = diti("sample", "model", "-n", 2, "--calls", 3, "--out", "s.png", cwd=place)
+    before = diti("sample", "model", "-n", 2, "--sampling-steps", 3, "--out", "s.png", cwd=place)
     assert before.returncode == 0, before.stderr
     assert "drawn by the backbone alone" in before.stdout
     trained = diti("train-latent", "model", "--data", "faces", "--codes", 2560, cwd=place)
     assert trained.returncode == 0, trained.stderr
     assert "AUROC" in trained.stdout and load_latent(place / "model").dims == 12
-    after = diti("sample", "model", "-n", 2, "--calls", 3, "--out", "s.png", cwd=place)
+    after = diti("sample", "model", "-n", 2, "--sampling-steps", 3, "--out", "s.png", cwd=place)
     assert after.returncode == 0, after.stderr
     assert "z drawn anew" in after.stdout
 
 
 def test_vary_shows_original_reconstruction_and_variations(place, diti):
-    result = diti("vary", "model", "a.png", "-n", 3, "--calls", 3, "--out", "v.png", cwd=place)
+    result = diti("vary", "model", "a.png", "-n", 3, "--sampling-steps", 3, "--out", "v.png", cwd=place)
     assert result.returncode == 0, result.stderr
     with Image.open(place / "v.png") as row:
         assert row.width > 4 * row.height / 2
@@ -100,10 +100,10 @@ def test_mistakes_get_one_line(place, diti, words, said):
 
 
 def test_the_methods_of_the_model_are_the_algorithms(model, faces, tmp_path):
-    moved = model.interpolate(faces[0], faces[1], subset="late", scale=0.0, calls=4)
-    torch.testing.assert_close(moved, model.reconstruct(faces[0], calls=4), atol=1e-4, rtol=1e-4)
+    moved = model.interpolate(faces[0], faces[1], subset="late", scale=0.0, sampling_steps=4)
+    torch.testing.assert_close(moved, model.reconstruct(faces[0], sampling_steps=4), atol=1e-4, rtol=1e-4)
     dataset = prepare(find_source("toyfaces:200", ReadOptions(size=16)), tmp_path / "faces", 16)
     direction = learn_direction(model, dataset, "hat", dims=4)
-    still = model.manipulate(faces, direction, scale=0.0, calls=4)
-    torch.testing.assert_close(still, model.reconstruct(faces, calls=4), atol=1e-4, rtol=1e-4)
-    assert (model.manipulate(faces, direction, scale=2.0, calls=4) - still).abs().max() > 1e-4
+    still = model.manipulate(faces, direction, scale=0.0, sampling_steps=4)
+    torch.testing.assert_close(still, model.reconstruct(faces, sampling_steps=4), atol=1e-4, rtol=1e-4)
+    assert (model.manipulate(faces, direction, scale=2.0, sampling_steps=4) - still).abs().max() > 1e-4

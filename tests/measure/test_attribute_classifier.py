@@ -1,4 +1,4 @@
-"""The attribute reader: it learns, says what it cannot read, is kept, and continues where it stopped."""
+"""The attribute classifier: it learns, says what it cannot read, is kept, and continues where it stopped."""
 
 import json
 import subprocess
@@ -20,15 +20,15 @@ from diti.core.rng import numpy_generator
 from diti.data import toyfaces
 from diti.data.prepared import Dataset
 from diti.measure.attribute_classifier import (
-    Reader,
+    AttributeClassifier,
     ReaderNetwork,
     Trait,
     alone,
     balanced_accuracy,
-    load_reader,
+    load_classifier,
     measure_traits,
     reading_loss,
-    train_reader,
+    train_classifier,
 )
 
 SMALL = (8, 16)
@@ -45,10 +45,10 @@ def dataset(count: int, test: int, names: tuple[str, ...]) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory) -> tuple[Dataset, Path, Reader]:
+def learned(tmp_path_factory) -> tuple[Dataset, Path, AttributeClassifier]:
     data = dataset(2_000, 400, ("hat", "background", "freckles"))
-    folder = tmp_path_factory.mktemp("readers")
-    return data, folder, train_reader(data, images=4_800, channels=SMALL, folder=folder)
+    folder = tmp_path_factory.mktemp("classifiers")
+    return data, folder, train_classifier(data, images=4_800, channels=SMALL, folder=folder)
 
 
 def test_it_learns_what_can_be_seen_and_names_what_cannot(learned):
@@ -60,27 +60,29 @@ def test_it_learns_what_can_be_seen_and_names_what_cannot(learned):
 
 
 def test_reads_are_probabilities_and_values_in_the_units_of_the_labels(learned):
-    data, _, reader = learned
+    data, _, classifier = learned
     rows = data.rows("test")
     pixels, labels = data.pixels(rows), data.labels()[rows]
-    reads = reader(pixels)
+    reads = classifier(pixels)
     assert reads.shape == (400, 3) and (reads[:, 0] >= 0).all() and (reads[:, 0] <= 1).all()
     assert np.mean((reads[:, 0] > 0.5) == labels[:, 0]) > 0.9
     assert np.sqrt(np.mean((reads[:, 1] - labels[:, 1]) ** 2)) < 0.6 * labels[:, 1].std()
-    np.testing.assert_allclose(reader(to_float(pixels)), reads)
-    np.testing.assert_allclose([t.centre for t in reader.traits], reads.mean(0))
-    np.testing.assert_allclose(reader.spread, reads.std(0))
+    np.testing.assert_allclose(classifier(to_float(pixels)), reads)
+    np.testing.assert_allclose([t.centre for t in classifier.traits], reads.mean(0))
+    np.testing.assert_allclose(classifier.spread, reads.std(0))
 
 
-def test_a_second_call_loads_the_same_reader_without_training(learned):
-    data, folder, reader = learned
-    again = train_reader(replace(data, images=Refusing(data.images)), images=4_800, channels=SMALL, folder=folder)
-    assert again.traits == reader.traits
-    np.testing.assert_array_equal(again(data.images[:8]), reader(data.images[:8]))
-    assert len(readers(folder)) == 1
+def test_a_second_call_loads_the_same_classifier_without_training(learned):
+    data, folder, classifier = learned
+    again = train_classifier(
+        replace(data, images=Refusing(data.images)), images=4_800, channels=SMALL, folder=folder
+    )
+    assert again.traits == classifier.traits
+    np.testing.assert_array_equal(again(data.images[:8]), classifier(data.images[:8]))
+    assert len(classifiers(folder)) == 1
 
 
-def readers(folder: Path) -> list[Path]:
+def classifiers(folder: Path) -> list[Path]:
     """The folders of readers; beside each lies its lock."""
     return [path for path in folder.iterdir() if path.is_dir()]
 
@@ -104,12 +106,12 @@ class Refusing:
 def test_a_stopped_training_continues_to_the_same_reader(tmp_path):
     data = dataset(80, 16, ("hat", "smile"))
     settings = {"images": 640, "channels": SMALL, "seed": 3}
-    whole = train_reader(data, folder=tmp_path / "whole", **settings)
+    whole = train_classifier(data, folder=tmp_path / "whole", **settings)
     with pytest.raises(RuntimeError, match="stopped here"):
-        train_reader(replace(data, images=Refusing(data.images, 10)), folder=tmp_path / "parts", **settings)
-    (place,) = readers(tmp_path / "parts")
+        train_classifier(replace(data, images=Refusing(data.images, 10)), folder=tmp_path / "parts", **settings)
+    (place,) = classifiers(tmp_path / "parts")
     assert sorted(p.name for p in (place / "state").iterdir())[-1] == f"{320:012d}"
-    continued = train_reader(
+    continued = train_classifier(
         replace(data, images=Refusing(data.images, 11)), folder=tmp_path / "parts", **settings
     )
     assert continued.traits == whole.traits
@@ -118,7 +120,7 @@ def test_a_stopped_training_continues_to_the_same_reader(tmp_path):
     assert [line["images"] for line in lines if "loss" in line] == list(range(32, 641, 32))
 
 
-def test_two_processes_do_not_make_the_same_reader_at_once(tmp_path):
+def test_two_processes_do_not_make_the_same_classifier_at_once(tmp_path):
     hold = (
         "import fcntl, sys, time\nhandle = open(sys.argv[1], 'w')\nfcntl.lockf(handle, fcntl.LOCK_EX)\n"
         "print('held', flush=True)\ntime.sleep(0.5)"
@@ -131,13 +133,13 @@ def test_two_processes_do_not_make_the_same_reader_at_once(tmp_path):
             assert time.monotonic() - before > 0.3
 
 
-def test_the_trunk_is_what_the_reader_sees_before_its_last_layer(learned):
-    _, folder, reader = learned
-    state = load_file(readers(folder)[0] / "model.safetensors")
+def test_the_trunk_is_what_the_classifier_sees_before_its_last_layer(learned):
+    _, folder, classifier = learned
+    state = load_file(classifiers(folder)[0] / "model.safetensors")
     pixels = to_float(learned[0].images[:4])
     with torch.no_grad():
-        logit = reader.trunk(pixels) @ state["head.weight"][0] + state["head.bias"][0]
-    np.testing.assert_allclose(reader(pixels)[:, 0], torch.sigmoid(logit), rtol=1e-4)
+        logit = classifier.trunk(pixels) @ state["head.weight"][0] + state["head.bias"][0]
+    np.testing.assert_allclose(classifier(pixels)[:, 0], torch.sigmoid(logit), rtol=1e-4)
 
 
 def test_other_data_seed_or_length_is_another_reader(tmp_path):
@@ -148,8 +150,8 @@ def test_other_data_seed_or_length_is_another_reader(tmp_path):
         (data, 0, 128),
         (dataset(80, 20, ("hat",)), 0, 64),
     ):
-        train_reader(changed, images=images, seed=seed, channels=(8,), folder=tmp_path)
-    assert len(readers(tmp_path)) == 4
+        train_classifier(changed, images=images, seed=seed, channels=(8,), folder=tmp_path)
+    assert len(classifiers(tmp_path)) == 4
 
 
 def test_the_network_overfits_a_handful_of_images():
@@ -205,30 +207,30 @@ def test_traits_of_an_attribute_that_never_varies():
 
 
 def test_any_function_can_be_a_reader():
-    reader = Reader(lambda x: x.mean((1, 2, 3))[:, None], 16, (Trait("level", False, 0.0, 0.5),))
+    classifier = AttributeClassifier(lambda x: x.mean((1, 2, 3))[:, None], 16, (Trait("level", False, 0.0, 0.5),))
     levels = torch.tensor([-0.5, 0.25])
-    np.testing.assert_allclose(reader(levels.reshape(2, 1, 1, 1).expand(2, 3, 16, 16))[:, 0], levels)
-    assert reader.index("level") == 0
+    np.testing.assert_allclose(classifier(levels.reshape(2, 1, 1, 1).expand(2, 3, 16, 16))[:, 0], levels)
+    assert classifier.index("level") == 0
     with pytest.raises(InputError, match=r"does not know the attribute 'levle'.*Did you mean 'level'"):
-        reader.index("levle")
+        classifier.index("levle")
 
 
 def test_data_without_labels_or_test_images_is_refused(tmp_path):
     with pytest.raises(InputError, match="no attributes"):
-        train_reader(dataset(20, 5, ()), folder=tmp_path)
+        train_classifier(dataset(20, 5, ()), folder=tmp_path)
     with pytest.raises(InputError, match="lacks train rows, or test rows"):
-        train_reader(dataset(20, 0, ("hat",)), folder=tmp_path)
+        train_classifier(dataset(20, 0, ("hat",)), folder=tmp_path)
     with pytest.raises(InputError, match="has no attribute 'hut'"):
-        train_reader(dataset(20, 5, ("hat",)), attributes=["hut"], folder=tmp_path)
+        train_classifier(dataset(20, 5, ("hat",)), attributes=["hut"], folder=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_reader_of_another_version_is_refused(learned, tmp_path):
-    (place,) = readers(learned[1])
+def test_a_classifier_of_another_version_is_refused(learned, tmp_path):
+    (place,) = classifiers(learned[1])
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((place / name).read_bytes())
-    assert load_reader(tmp_path).traits == learned[2].traits
+    assert load_classifier(tmp_path).traits == learned[2].traits
     description = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(description | {"format": 0}))
     with pytest.raises(InputError, match="another version"):
-        load_reader(tmp_path)
+        load_classifier(tmp_path)

@@ -17,7 +17,7 @@ from diti.data.prepared import Dataset
 from diti.edit.directions import Direction, encoder_digest
 from diti.edit.interpolate import interpolate
 from diti.edit.manipulate import manipulate
-from diti.measure.attribute_classifier import Reader, Trait
+from diti.measure.attribute_classifier import AttributeClassifier, Trait
 from diti.measure.counterfactual_scores import (
     concentration,
     concentrations,
@@ -37,11 +37,11 @@ from diti.measure.counterfactual_scores import (
     transfer_shares,
     wanted_change,
 )
-from diti.measure.reference import make_yardstick
+from diti.measure.reference import make_reference
 from diti.representation.models.diffusion import DiTi
 from diti.representation.partition import Partition
 
-CALLS = 4
+SAMPLING_STEPS = 4
 NAN = np.nan
 
 # ---- On arrays ---------------------------------------------------------------------------------------------
@@ -200,10 +200,10 @@ def images() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def reader(images) -> Reader:
-    seen = Reader(reads, 16, ())(images)
+def classifier(images) -> AttributeClassifier:
+    seen = AttributeClassifier(reads, 16, ())(images)
     facts = zip(NAMES, (False, True, False, False), seen.mean(0), seen.std(0), strict=True)
-    return Reader(reads, 16, tuple(Trait(n, b, m, s, readable=n != "hidden") for n, b, m, s in facts))
+    return AttributeClassifier(reads, 16, tuple(Trait(n, b, m, s, readable=n != "hidden") for n, b, m, s in facts))
 
 
 @pytest.fixture(scope="module")
@@ -224,30 +224,32 @@ def direction(model, attribute: str) -> Direction:
     )  # fmt: skip
 
 
-def test_manipulation_scores_of_a_model(model, reader, images, data):
-    yardstick = make_yardstick("the tiny encoder", model.encoder, data)
+def test_manipulation_scores_of_a_model(model, classifier, images, data):
+    reference = make_reference("the tiny encoder", model.encoder, data)
     chosen = [direction(model, name) for name in ("bright", "level", "hidden")]
-    record = manipulation_scores(model, reader, chosen, images, yardstick, scale=2.0, calls=CALLS)
+    record = manipulation_scores(
+        model, classifier, chosen, images, reference, scale=2.0, sampling_steps=SAMPLING_STEPS
+    )
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["unreadable"] == ["hidden"] and record["leakage_over"] == ["level", "bright", "red"]
     assert "distance in the code of the tiny encoder" in record["distance_is"]
     assert list(record["attributes"]) == ["bright", "level"]
     for column, name in ((1, "bright"), (0, "level")):
         scores = record["attributes"][name]
-        upward = opposite(reader, name, reader(images))
-        pushed = manipulate(model, images, direction(model, name), (2.0, -2.0), calls=CALLS)
+        upward = opposite(classifier, name, classifier(images))
+        pushed = manipulate(model, images, direction(model, name), (2.0, -2.0), sampling_steps=SAMPLING_STEPS)
         edited = torch.where(torch.from_numpy(upward)[:, None, None, None], *pushed.images).clamp(-1, 1)
         rebuilt = pushed.reconstructions.clamp(-1, 1)
-        before, after, others = reader(rebuilt), reader(edited), [i for i in range(3) if i != column]
-        changes = np.abs(after - before) / reader.spread
+        before, after, others = classifier(rebuilt), classifier(edited), [i for i in range(3) if i != column]
+        changes = np.abs(after - before) / classifier.spread
         assert scores["raised"] == upward.sum() and scores["lowered"] == 8 - upward.sum()
         assert scores["leakage"]["value"] == pytest.approx(changes[:, others].mean(), rel=1e-3)
-        signed = np.where(upward, 1, -1) * (after - before)[:, column] / reader.spread[column]
+        signed = np.where(upward, 1, -1) * (after - before)[:, column] / classifier.spread[column]
         assert scores["change"]["value"] == pytest.approx(signed.mean(), rel=1e-3)
         assert scores["change"]["low"] <= signed.mean() <= scores["change"]["high"]
         assert scores["pixels"]["value"] == pytest.approx(pixel_change(rebuilt, edited).mean(), rel=1e-3)
         assert scores["pixels"]["value"] > 0
-        assert scores["distance"]["value"] == pytest.approx(yardstick.distances(edited).mean(), rel=1e-3)
+        assert scores["distance"]["value"] == pytest.approx(reference.distances(edited).mean(), rel=1e-3)
     assert record["attributes"]["level"]["flips"] is None and record["attributes"]["level"]["flippable"] == 0
     assert record["attributes"]["bright"]["flippable"] > 0
     both = [record["attributes"][name]["leakage"]["value"] for name in ("bright", "level")]
@@ -259,10 +261,10 @@ def test_manipulation_scores_of_a_model(model, reader, images, data):
         )
 
 
-def test_no_push_is_no_edit_however_bad_the_reconstruction(model, reader, images, data):
-    yardstick = make_yardstick("the tiny encoder", model.encoder, data)
+def test_no_push_is_no_edit_however_bad_the_reconstruction(model, classifier, images, data):
+    reference = make_reference("the tiny encoder", model.encoder, data)
     record = manipulation_scores(
-        model, reader, [direction(model, "level")], images, yardstick, scale=0, calls=CALLS
+        model, classifier, [direction(model, "level")], images, reference, scale=0, sampling_steps=SAMPLING_STEPS
     )
     scores = record["attributes"]["level"]
     assert [scores[name]["value"] for name in ("change", "leakage", "pixels")] == pytest.approx(
@@ -272,9 +274,9 @@ def test_no_push_is_no_edit_however_bad_the_reconstruction(model, reader, images
     assert record["reconstruction"]["pixels"]["value"] > 1e-3
 
 
-def test_interpolation_scores_of_a_model(model, reader, images):
+def test_interpolation_scores_of_a_model(model, classifier, images):
     a, b = images[:4], images[4:]
-    record = interpolation_scores(model, reader, a, b, random_groupings=2, calls=CALLS)
+    record = interpolation_scores(model, classifier, a, b, random_groupings=2, sampling_steps=SAMPLING_STEPS)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["groups"] == ["early", "middle", "late"] and record["group_dims"] == [4, 4, 4]
     assert record["attributes"] == ["level", "bright", "red"] and record["unreadable"] == ["hidden"]
@@ -282,10 +284,12 @@ def test_interpolation_scores_of_a_model(model, reader, images):
     for kind in ("keep", "slerp"):
         shares = []
         for first, second in zip(a, b, strict=True):
-            result = interpolate(model, first, second, scales=[1.0], directions=["a_to_b"], x_t=kind, calls=CALLS)
-            read_a, read_b = reader(result.reconstructions.clamp(-1, 1))
+            result = interpolate(
+                model, first, second, scales=[1.0], directions=["a_to_b"], x_t=kind, sampling_steps=SAMPLING_STEPS
+            )
+            read_a, read_b = classifier(result.reconstructions.clamp(-1, 1))
             shares.append(
-                transfer_shares(reader(result.images.clamp(-1, 1))[:, None], read_a, read_b, reader.spread)
+                transfer_shares(classifier(result.images.clamp(-1, 1))[:, None], read_a, read_b, classifier.spread)
             )
         level[kind] = means(np.stack(shares)[:, :, 0].transpose(1, 2, 0))[:, :3]  # (G, A)
         found = [[cell and cell["value"] for cell in row] for row in record["x_t"][kind]["transfer"]]
@@ -301,36 +305,49 @@ def test_interpolation_scores_of_a_model(model, reader, images):
     ]
 
 
-def test_swapping_everything_with_the_noise_becomes_b(model, reader, images):
+def test_swapping_everything_with_the_noise_becomes_b(model, classifier, images):
     record = interpolation_scores(
-        model, reader, images[:4], images[4:], ["all", "early"], x_t=["slerp"], random_groupings=1, calls=CALLS
+        model,
+        classifier,
+        images[:4],
+        images[4:],
+        ["all", "early"],
+        x_t=["slerp"],
+        random_groupings=1,
+        sampling_steps=SAMPLING_STEPS,
     )
     whole = record["x_t"]["slerp"]["transfer"][0]
     assert [cell["value"] for cell in whole if cell] == pytest.approx([1] * sum(map(bool, whole)), abs=1e-3)
     assert any(whole)
 
 
-def test_a_model_of_one_subset_borrows_a_split(model, reader, images):
+def test_a_model_of_one_subset_borrows_a_split(model, classifier, images):
     single = replace(model, partition=Partition.single(1000, model.dims))
     record = interpolation_scores(
-        single, reader, images[:2], images[2:4], x_t=["keep"], random_groupings=1, calls=CALLS
+        single,
+        classifier,
+        images[:2],
+        images[2:4],
+        x_t=["keep"],
+        random_groupings=1,
+        sampling_steps=SAMPLING_STEPS,
     )
     assert record["partition"] == "balanced" and record["group_dims"] == [4, 4, 4]
     assert "the model has one subset" in record["notes"][0]
 
 
-def test_what_cannot_be_measured_is_refused(model, reader, images, data):
-    yardstick = make_yardstick("the tiny encoder", model.encoder, data)
+def test_what_cannot_be_measured_is_refused(model, classifier, images, data):
+    reference = make_reference("the tiny encoder", model.encoder, data)
     strange = replace(direction(model, "level"), encoder="another")
     with pytest.raises(InputError, match="learned from another encoder"):
-        manipulation_scores(model, reader, [strange], images, yardstick)
+        manipulation_scores(model, classifier, [strange], images, reference)
     with pytest.raises(InputError, match="does not know the attribute 'smile'"):
-        manipulation_scores(model, reader, [direction(model, "smile")], images, yardstick)
+        manipulation_scores(model, classifier, [direction(model, "smile")], images, reference)
     with pytest.raises(InputError, match="3 images A and 2 images B"):
-        interpolation_scores(model, reader, images[:3], images[:2])
+        interpolation_scores(model, classifier, images[:3], images[:2])
     with pytest.raises(InputError, match="two or more"):
-        interpolation_scores(model, reader, images, images, ["early"])
+        interpolation_scores(model, classifier, images, images, ["early"])
     with pytest.raises(InputError, match=r"x_t is \['random'\]; allowed: keep, slerp"):
-        interpolation_scores(model, reader, images, images, x_t=["random"])
+        interpolation_scores(model, classifier, images, images, x_t=["random"])
     with pytest.raises(InputError, match="random_groupings is 0"):
-        interpolation_scores(model, reader, images, images, random_groupings=0)
+        interpolation_scores(model, classifier, images, images, random_groupings=0)

@@ -19,7 +19,7 @@ from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
 from diti.edit.directions import direction_path, load_direction
 from diti.edit.manipulate import manipulate
-from diti.measure.attribute_classifier import Reader, Trait, train_reader
+from diti.measure.attribute_classifier import AttributeClassifier, Trait, train_classifier
 from diti.measure.counterfactual_scores import opposite
 from diti.measure.counterfactuals import (
     CounterfactualOptions,
@@ -35,9 +35,11 @@ from diti.representation.features import encoder_hash
 from diti.representation.partition import Partition
 
 ATTRIBUTES = ("brightness", "freckles", "background", "blue")
-CALLS = 3
+SAMPLING_STEPS = 3
 SCALE = 2.0  # the tiny model is not trained: it takes a strong push to move anything
-FEW = CounterfactualOptions(images=4, pairs=3, reader_images=1_600, scale=SCALE, random_groupings=1, calls=CALLS)
+FEW = CounterfactualOptions(
+    images=4, pairs=3, classifier_images=1_600, scale=SCALE, random_groupings=1, sampling_steps=SAMPLING_STEPS
+)
 FIGURES = ["figure2a.png", "figure5.png", "figure7.png"]
 
 
@@ -56,7 +58,7 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(place):
-    """The record of the tiny model; the reader stays in a cache of its own."""
+    """The record of the tiny model; the classifier stays in a cache of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DITI_CACHE", str(place / "cache"))
         return measure_counterfactuals(str(place / "model"), str(place / "faces"), place / "out", FEW)
@@ -75,7 +77,7 @@ def test_the_record_is_whole_and_on_disk(place, measured):
     assert measured["data"] == {"name": "toyfaces", "hash": data.hash, "images": 300}
     assert measured["encoder"] == encoder_hash(tiny_model(subsets=6).encoder)
     assert (measured["method"], measured["subsets"], measured["split"]) == ("diti", 6, "test")
-    assert measured["settings"]["dims"] == DIMS // 4 and measured["settings"]["reader_images"] == 1_600
+    assert measured["settings"]["dims"] == DIMS // 4 and measured["settings"]["classifier_images"] == 1_600
     assert measured["command"].startswith("diti") and measured["versions"]["torch"]
     assert measured["figures"] == FIGURES and measured["left_out"] == []
     for name in FIGURES:
@@ -85,10 +87,10 @@ def test_the_record_is_whole_and_on_disk(place, measured):
 
 
 def test_all_readable_attributes_are_edited(measured):
-    readable, qualities = measured["reader"]["readable"], measured["reader"]["attributes"]
+    readable, qualities = measured["classifier"]["readable"], measured["classifier"]["attributes"]
     assert tuple(qualities) == ATTRIBUTES and qualities["blue"]["accuracy"] > 0.8
     assert [name for name, quality in qualities.items() if quality["readable"]] == readable
-    assert {"background", "blue"} <= set(readable) and measured["reader"]["unreadable"] == ["freckles"]
+    assert {"background", "blue"} <= set(readable) and measured["classifier"]["unreadable"] == ["freckles"]
     edits = measured["manipulation"]
     assert list(edits["attributes"]) == list(measured["directions"]) == readable and edits["images"] == 4
     assert "reader before its last layer" in edits["distance_is"]
@@ -101,17 +103,19 @@ def test_all_readable_attributes_are_edited(measured):
 
 def test_the_scores_are_those_of_the_edited_test_images(place, measured, kept_cache):
     data, model = open_data(str(place / "faces")), tiny_model(subsets=6)
-    reader = train_reader(data, images=1_600)
-    study = Study(str(place / "model"), model, data, reader, DIMS // 4, place / "out", FEW)
+    classifier = train_classifier(data, images=1_600)
+    study = Study(str(place / "model"), model, data, classifier, DIMS // 4, place / "out", FEW)
     assert set(study.rows) <= set(data.rows("test")) and len(set(study.rows)) == 4
     assert not set(study.pairs[0]) & set(study.pairs[1]) and set(study.pairs[0]) <= set(data.rows("test"))
     direction = load_direction(direction_path(place / "model", "background"))
     assert len(direction.dims) == DIMS // 4
-    images, column = to_float(data.pixels(study.rows)), reader.index("background")
-    upward = opposite(reader, "background", reader(images))
-    pushed = manipulate(model, images, direction, (SCALE, -SCALE), calls=CALLS)
+    images, column = to_float(data.pixels(study.rows)), classifier.index("background")
+    upward = opposite(classifier, "background", classifier(images))
+    pushed = manipulate(model, images, direction, (SCALE, -SCALE), sampling_steps=SAMPLING_STEPS)
     edited = torch.where(torch.from_numpy(upward)[:, None, None, None], *pushed.images).clamp(-1, 1)
-    moved = (reader(edited) - reader(pushed.reconstructions.clamp(-1, 1)))[:, column] / reader.spread[column]
+    moved = (classifier(edited) - classifier(pushed.reconstructions.clamp(-1, 1)))[:, column] / classifier.spread[
+        column
+    ]
     found = measured["manipulation"]["attributes"]["background"]["change"]["value"]
     assert found == pytest.approx(np.where(upward, moved, -moved).mean(), abs=1e-4)
     assert abs(found) > 1e-3
@@ -138,7 +142,7 @@ def test_selections_are_compared_on_binary_attributes(place, measured):
     assert found["mean"] == pytest.approx(found["attributes"]["blue"]) and found["dims"] == DIMS // 4
 
 
-# ---- Other models, with a reader that needs no training ------------------------------------------------------
+# ---- Other models, with a classifier that needs no training ------------------------------------------------
 
 
 def level(x: torch.Tensor) -> torch.Tensor:
@@ -152,7 +156,7 @@ def study(place, out, partition, **changed) -> Study:
     traits = (Trait("brightness", False, 0.0, 0.1), Trait("blue", True, 0.5, 0.2))
     options = replace(FEW, compare_selections=False, **changed)
     data = open_data(str(place / "faces"))
-    return Study(str(out / "model"), model, data, Reader(level, 16, traits), 3, out, options)
+    return Study(str(out / "model"), model, data, AttributeClassifier(level, 16, traits), 3, out, options)
 
 
 def test_a_model_of_one_subset_borrows_a_split(place, tmp_path):
@@ -186,11 +190,11 @@ def test_another_seed_takes_other_images(place, tmp_path):
     assert set(first.rows) != set(second.rows)
 
 
-def test_a_reader_that_reads_nothing_is_told(place, tmp_path):
+def test_a_classifier_that_reads_nothing_is_told(place, tmp_path):
     blind = study(place, tmp_path, Partition.balanced(1000, 4, DIMS))
-    traits = tuple(replace(trait, readable=False) for trait in blind.reader.traits)
+    traits = tuple(replace(trait, readable=False) for trait in blind.classifier.traits)
     with pytest.raises(InputError, match=r"no attribute of .* can be read .* more than 1,600 images"):
-        replace(blind, reader=replace(blind.reader, traits=traits)).measure()
+        replace(blind, classifier=replace(blind.classifier, traits=traits)).measure()
 
 
 def test_an_attribute_that_never_varies_is_left_out(place, tmp_path):
@@ -258,10 +262,10 @@ def test_lines_say_where_the_edits_changed_nothing(measured):
     [
         ({"images": 0}, "images is 0"),
         ({"pairs": -1}, "pairs is -1"),
-        ({"reader_images": 0}, "reader_images is 0"),
+        ({"classifier_images": 0}, "classifier_images is 0"),
         ({"dims": 0}, "dims is 0"),
         ({"random_groupings": 0}, "random_groupings is 0"),
-        ({"calls": 0}, "calls is 0"),
+        ({"sampling_steps": 0}, "sampling_steps is 0"),
         ({"scale": 0.0}, "scale is 0"),
         ({"scale": float("nan")}, "scale is nan"),
         ({"selection": "l2"}, "selection is 'l2'"),
@@ -274,7 +278,7 @@ def test_bad_options_are_refused(options, message):
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"dims": 13}, "dims is 13; z of this model has 12"), ({"calls": 5_000}, "calls is 5000")],
+    [({"dims": 13}, "dims is 13; z of this model has 12"), ({"sampling_steps": 5_000}, "5000 sampling steps")],
 )
 def test_what_the_model_does_not_allow_is_told_before_any_work(place, tmp_path, monkeypatch, changed, message):
     monkeypatch.setenv("DITI_CACHE", str(tmp_path / "cache"))

@@ -16,7 +16,7 @@ from diti.data.sources import find_source, open_data
 from diti.measure.probing import ProbeOptions, probe_model, read_labels
 from diti.representation.features import encode_dataset
 
-FEW = ProbeOptions(floors=False, subsets=False)
+FEW = ProbeOptions(baselines=False, subsets=False)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_everything_at_once_on_the_command_line(folder, faces, tmp_path, diti):
     rows = {row["name"]: row for row in record["probe"]["rows"]}
     assert rows["hat"]["kind"] == "binary" and 0 < rows["hat"]["ap_interval"][0] <= rows["hat"]["ap"]
     assert rows["background"]["r_interval"][0] <= rows["background"]["r"] and rows["background"]["ap"] is None
-    assert record["floors"][0]["name"].startswith("PCA of pixels")
+    assert record["baselines"][0]["name"].startswith("PCA of pixels")
     assert record["against"]["probe"]["rows"] == record["probe"]["rows"], "the same model must score the same"
     assert np.shape(record["subsets"]["alone"]) == (4, len(rows)) == np.shape(record["cumulative"]["early"])
     assert record["few_shot"]["counts"] == [10, 100]
@@ -118,7 +118,7 @@ def test_without_test_images_a_k_fold_scores(folder, faces):
 def test_against_an_earlier_probe_with_other_attributes(folder, faces, tmp_path):
     probe_model(str(folder), str(faces), tmp_path / "first.json", FEW)
     with_columns(faces, hat=None, extra=np.arange(400) % 2)
-    options = ProbeOptions(floors=False, subsets=False, against=str(tmp_path / "first.json"))
+    options = ProbeOptions(baselines=False, subsets=False, against=str(tmp_path / "first.json"))
     record = probe_model(str(folder), str(faces), tmp_path / "second.json", options)
     assert any("not compared: extra, hat" in note for note in record["notes"])
 

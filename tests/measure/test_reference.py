@@ -11,7 +11,7 @@ from diti.core.errors import InputError
 from diti.core.rng import numpy_generator
 from diti.data import toyfaces
 from diti.data.prepared import Dataset
-from diti.measure.reference import encode, make_yardstick, nearest_distance
+from diti.measure.reference import encode, make_reference, nearest_distance
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ def test_nearest_distance_against_a_slow_loop():
     )  # to the mean, not the mean distance
 
 
-def test_a_yardstick_is_one_for_validation_images_and_more_for_noise(model, data):
-    yardstick = make_yardstick("the tiny encoder", model.encoder, data)
+def test_a_reference_is_one_for_validation_images_and_more_for_noise(model, data):
+    reference = make_reference("the tiny encoder", model.encoder, data)
     unseen = torch.from_numpy(data.images[40:]).permute(0, 3, 1, 2) / 127.5 - 1
-    assert yardstick.distances(unseen).mean() == pytest.approx(1, rel=1e-4)
+    assert reference.distances(unseen).mean() == pytest.approx(1, rel=1e-4)
     noise = torch.from_numpy(numpy_generator(0, "noise").choice([-1.0, 1.0], (8, 3, 16, 16))).float()
-    assert yardstick.distances(noise).mean() > 1.3
+    assert reference.distances(noise).mean() > 1.3
 
 
 def test_a_network_without_weights_can_be_the_encoder():
@@ -51,4 +51,4 @@ def test_a_network_without_weights_can_be_the_encoder():
 
 def test_too_few_images_are_refused(model, data):
     with pytest.raises(InputError, match="has 4 train rows"):
-        make_yardstick("the tiny encoder", model.encoder, data, count=4)
+        make_reference("the tiny encoder", model.encoder, data, count=4)

@@ -65,24 +65,24 @@ def faces():
     return open_data("toyfaces:40", 16)
 
 
-def test_floors_are_probed_once_and_the_first_edits_come_first(tmp_path, faces):
+def test_baselines_are_probed_once_and_the_first_edits_come_first(tmp_path, faces):
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", subsets=1)]
     stages = plan_stages(runs, faces, "toyfaces:40", Effort())
     assert [(s.run.name, s.name) for s in stages] == [
         ("a", "counterfactuals"), ("a", "probe"), ("a", "analysis"), ("b", "probe"), ("b", "counterfactuals"),
     ]  # fmt: skip
-    assert ["--no-floors" in s.words for s in stages if s.name == "probe"] == [False, True]
+    assert ["--no-baselines" in s.words for s in stages if s.name == "probe"] == [False, True]
 
 
-def test_floors_come_with_a_run_that_holds_the_backbone(tmp_path, faces):
+def test_baselines_come_with_a_run_that_holds_the_backbone(tmp_path, faces):
     runs = [make_run(tmp_path / name, subsets=1, decoder=False) for name in "ab"]
-    shutil.rmtree(runs[0] / "unet")  # of a method that keeps no diffusion model: its floors would be two only
+    shutil.rmtree(runs[0] / "unet")  # of a method that keeps no diffusion model: its baselines would be two only
 
-    def with_floors(runs):
+    def with_baselines(runs):
         stages = plan_stages(runs, faces, "toyfaces:40", Effort())
-        return [s.run.name for s in stages if "--no-floors" not in s.words]
+        return [s.run.name for s in stages if "--no-baselines" not in s.words]
 
-    assert with_floors(runs) == ["b"] and with_floors(runs[:1]) == ["a"]
+    assert with_baselines(runs) == ["b"] and with_baselines(runs[:1]) == ["a"]
 
 
 def test_the_title_names_six_methods_and_counts_the_others():
@@ -109,9 +109,9 @@ def test_a_stage_is_done_for_its_own_settings_only(tmp_path, faces):
     assert not stage.is_done, "a record without a note may belong to other settings"
     stage.note()
     assert stage.is_done and not probe(seed=1).is_done
-    assert probe(floors=False).is_done, "what was measured beyond the request does no harm"
-    probe(floors=False).note()
-    assert not probe().is_done, "the floors are missing"
+    assert probe(baselines=False).is_done, "what was measured beyond the request does no harm"
+    probe(baselines=False).note()
+    assert not probe().is_done, "the baselines are missing"
     (run / "encoder" / "model.safetensors").write_bytes(b"trained on")
     assert not probe().is_done, "another encoder"
 

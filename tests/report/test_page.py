@@ -23,7 +23,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&"
 VOID = {"meta", "link", "img"}
 
 
-class Reader(HTMLParser):
+class AttributeClassifier(HTMLParser):
     """Elements with their attributes and text; fails on a tag that is not closed in order."""
 
     def __init__(self, html: str) -> None:
@@ -55,7 +55,7 @@ class Reader(HTMLParser):
 def test_reader_notices_tags_out_of_order():
     for wrong in ("<p><b></p></b>", "<p>", "</p>"):
         with pytest.raises(AssertionError):
-            Reader(wrong)
+            AttributeClassifier(wrong)
 
 
 def draw(path: Path, width: int, height: int) -> Path:
@@ -74,7 +74,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
         [
             [Cell("paper", tone="paper"), Cell("62.6", 62.6, tone="paper"), Cell("64 px")],
             [Cell(HOSTILE), Cell("91.3 [90.8, 91.9]", 91.3, 90.8, 91.9, tone="best"), Cell("one seed")],
-            [Cell("PCA", tone="floor"), Cell("–", tone="floor"), Cell("")],
+            [Cell("PCA", tone="baseline"), Cell("–", tone="baseline"), Cell("")],
         ],
         note=f"Of test rows.\n\n{HOSTILE}",
     )
@@ -94,8 +94,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 @pytest.fixture(scope="module")
-def read(page: Page) -> Reader:
-    return Reader(render(page))
+def read(page: Page) -> AttributeClassifier:
+    return AttributeClassifier(render(page))
 
 
 def test_tags_are_balanced_and_hostile_text_stays_text(read, page):
@@ -138,8 +138,8 @@ def test_table_says_what_its_tones_mean(read):
         (HOSTILE, None),
         ("91.3 [90.8, 91.9]", "number best"),
         ("one seed", None),
-        ("PCA", "floor"),
-        ("–", "number floor"),
+        ("PCA", "baseline"),
+        ("–", "number baseline"),
         ("", None),
     ]
     below = [e["text"].split("\n") for e in read.all("div", **{"class": "below"})]
@@ -163,12 +163,12 @@ def test_links_lead_to_anchors_and_files(read):
 
 def test_a_key_cannot_become_another_address():
     table = Table("javascript:alert(1)//../x", "t", ["a"], [])
-    links = Reader(render(Page("t", "", [Section("s", blocks=[table])]))).all("a")
+    links = AttributeClassifier(render(Page("t", "", [Section("s", blocks=[table])]))).all("a")
     assert [e["href"] for e in links] == ["javascript%3Aalert%281%29%2F%2F..%2Fx.csv"]
 
 
 def test_paragraphs_are_split_at_empty_lines_only():
-    read = Reader(render(Page("t", "a\nb\n\n\n  c *d*\n \n", [])))
+    read = AttributeClassifier(render(Page("t", "a\nb\n\n\n  c *d*\n \n", [])))
     assert [e["text"] for e in read.all("p")] == ["a\nb", "c *d*"]
     assert not read.all("nav") and not read.all("footer")
 

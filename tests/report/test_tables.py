@@ -176,12 +176,12 @@ def test_the_best_is_by_direction_and_needs_a_second():
 # ---- Table 1 and 2 ------------------------------------------------------------------------------------------
 
 
-def test_table1_has_methods_floors_and_chance(good, bad):
-    floors = [{"name": "PCA of pixels, 6 dims", "probe": probe_record(1.0)["probe"]}]
-    table = table1([good, bad], floors)
+def test_table1_has_methods_baselines_and_chance(good, bad):
+    baselines = [{"name": "PCA of pixels, 6 dims", "probe": probe_record(1.0)["probe"]}]
+    table = table1([good, bad], baselines)
     assert list(table.columns) == ["method", "mean AP %", "Pearson r", "MSE"]
     assert [row[0].text for row in table.rows] == ["DiTi", "PDAE", "PCA of pixels, 6 dims", "chance"]
-    assert [{cell.tone for cell in row} for row in table.rows[2:]] == [{"floor"}] * 2
+    assert [{cell.tone for cell in row} for row in table.rows[2:]] == [{"baseline"}] * 2
     assert [cell.tone for cell in table.rows[0]] == ["", "best", "best", "best"]
     assert {cell.tone for cell in table.rows[1]} == {""}
     rows = good.runs[0].probe["probe"]["rows"]
@@ -202,7 +202,7 @@ def test_a_single_method_is_neither_bold_nor_undecided(good):
 
 
 def test_a_method_is_never_bold_for_beating_a_floor(bad):
-    table = table1([bad], [{"name": "floor", "probe": probe_record(0.3)["probe"]}])
+    table = table1([bad], [{"name": "baseline", "probe": probe_record(0.3)["probe"]}])
     assert "best" not in {cell.tone for row in table.rows for cell in row}
 
 
@@ -289,7 +289,7 @@ def test_disentanglement_stands_beside_chance(measured):
         own, chance = cells[f"DiTi, {row}"], cells[f"DiTi, {row}: chance"]
         assert (own.value, own.low) == (score["value"], None)
         assert (chance.value, chance.low, chance.high) == tuple(score["chance"].values())
-        assert chance.tone == "floor"
+        assert chance.tone == "baseline"
     assert cells["PDAE"].text == "–"
     assert "DiTi: one run; PDAE: not measured" in table.note
 
@@ -397,15 +397,15 @@ def test_of_several_methods_the_best_two_are_compared():
     assert re.fullmatch(r"β-TCVAE [\d.]+ against PDAE [\d.]+ change: β-TCVAE is ahead by 2\.000\.", told)
 
 
-def test_methods_that_do_not_pass_the_best_floor_are_named(good, bad):
-    floors = [
+def test_methods_that_do_not_pass_the_best_baseline_are_named(good, bad):
+    baselines = [
         {"name": name, "probe": probe_record(noise)["probe"]} for name, noise in (("PCA", 1.0), ("random", 3.0))
     ]
-    ap, r, mse = verdicts([good, bad], floors)[3:]
+    ap, r, mse = verdicts([good, bad], baselines)[3:]
     for sentence in (ap, r, mse):
         assert sentence.startswith("PCA, which needs no training, reaches")
         assert "not passed by PDAE (" in sentence and "DiTi" not in sentence
-    assert verdicts([good], floors) == []
+    assert verdicts([good], baselines) == []
 
 
 # ---- Files --------------------------------------------------------------------------------------------------

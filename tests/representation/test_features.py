@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 
 from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder, open_data
-from diti.measure.baselines import floors, pixels_flat, principal_components
+from diti.measure.baselines import baselines, pixels_flat, principal_components
 from diti.representation.features import encode_dataset, encoder_hash, trunk_features
 
 
@@ -52,7 +52,7 @@ def test_data_of_another_size_is_resized_not_refused(model):
 
 
 def test_floors_name_their_dims_and_keep_the_order_of_the_images(backbone, faces):
-    found = dict(floors(backbone, faces, dims=8, seed=0, wide=True))
+    found = dict(baselines(backbone, faces, dims=8, seed=0, wide=True))
     assert [name.rpartition(",")[0] for name in found] == [
         "PCA of pixels", "random encoder", "backbone features", "PCA of backbone features",
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def test_floors_name_their_dims_and_keep_the_order_of_the_images(backbone, faces
         assert len(features) == 600, name
         assert f"{features.shape[1]:,} dims" in name
         assert np.isfinite(features).all()
-    narrow = dict(floors(backbone, faces, dims=8, seed=0))
+    narrow = dict(baselines(backbone, faces, dims=8, seed=0))
     assert all(features.shape[1] == 8 for features in narrow.values()) and len(narrow) == 3
 
 

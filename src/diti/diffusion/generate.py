@@ -15,44 +15,47 @@ from diti.diffusion.backbone import Backbone
 from diti.diffusion.sampler import EpsFn, OnStep, ddim, dpm_solver_2m, timesteps
 
 SOLVERS = {"2m": dpm_solver_2m, "ddim": ddim}
-CALLS = 25  # network calls each way; see the round-trip table in docs/results.md
+SAMPLING_STEPS = 25  # network calls each way; see the round-trip table in docs/results.md
 
 
 def samples(
-    backbone: Backbone, count: int, seed: int, calls: int = CALLS, on_step: OnStep | None = None
+    backbone: Backbone, count: int, seed: int, sampling_steps: int = SAMPLING_STEPS, on_step: OnStep | None = None
 ) -> Tensor:
     """(count, 3, H, W) new images from noise, by the second-order solver."""
     shape = (count, backbone.channels, backbone.size, backbone.size)
     noise = torch.randn(shape, generator=torch_generator(seed, "samples"))
     noise = noise.to(next(backbone.parameters()).device)
-    steps = timesteps(backbone.schedule, calls)
+    steps = timesteps(backbone.schedule, sampling_steps)
     return dpm_solver_2m(backbone.eps, noise, steps, backbone.schedule, on_step=on_step)
 
 
 def round_trip(
     backbone: Backbone,
     images: Tensor,
-    calls: int = CALLS,
+    sampling_steps: int = SAMPLING_STEPS,
     solver: str = "2m",
     spacing: str = "mixed",
     eps: EpsFn | None = None,
 ) -> Tensor:
-    """Images after inversion to noise and sampling back, `calls` network calls each way.
+    """Images after inversion to noise and sampling back, `sampling_steps` each way.
 
     `eps` is another field over the same noise schedule, such as the guided one of a model.
     """
     field, schedule = eps or backbone.eps, backbone.schedule
-    steps = timesteps(schedule, calls, spacing)
+    steps = timesteps(schedule, sampling_steps, spacing)
     noise = SOLVERS[solver](field, images, steps[::-1], schedule)
     return SOLVERS[solver](field, noise, steps, schedule, clamp=False)
 
 
-def save_samples(backbone: Backbone, count: int, seed: int, calls: int, path: Path, columns: int = 8) -> Path:
+def save_samples(
+    backbone: Backbone, count: int, seed: int, sampling_steps: int, path: Path, columns: int = 8
+) -> Path:
     """Draw images with a progress bar and write them as one picture."""
-    if count < 1 or not 1 <= calls <= backbone.timesteps:
+    if count < 1 or not 1 <= sampling_steps <= backbone.timesteps:
         raise InputError(
-            f"{count} images with {calls} calls; use 1 image or more and 1 to {backbone.timesteps} calls"
+            f"{count} images with {sampling_steps} sampling steps; "
+            f"use 1 image or more and 1 to {backbone.timesteps} steps"
         )
-    with progress_bar("sampling", calls, unit="steps") as advance:
-        images = samples(backbone.eval(), count, seed, calls, on_step=lambda index, total, x: advance())
+    with progress_bar("sampling", sampling_steps, unit="steps") as advance:
+        images = samples(backbone.eval(), count, seed, sampling_steps, on_step=lambda index, total, x: advance())
     return save_picture(grid(to_uint8(images), min(columns, count)), path)

@@ -42,8 +42,8 @@ class Move(NamedTuple):
     target: Tensor
 
 
-def timesteps(schedule: Schedule, calls: int, spacing: str = "mixed") -> list[int]:
-    """`calls` descending time-steps from the last one, T - 1, to 0; reverse the list to invert.
+def timesteps(schedule: Schedule, sampling_steps: int, spacing: str = "mixed") -> list[int]:
+    """`sampling_steps` descending time-steps from the last one, T - 1, to 0; reverse the list to invert.
 
     uniform: even in t.  logsnr: even in log(abar / (1 - abar)).  mixed: even in the mean of the two, each scaled
     to 0..1. For round trips with the second-order solver, logsnr is best on a Gaussian, mixed on most mixtures.
@@ -51,10 +51,10 @@ def timesteps(schedule: Schedule, calls: int, spacing: str = "mixed") -> list[in
     """
     scale = time_scale(schedule, spacing)
     last = len(scale) - 1
-    if not 1 <= calls <= last + 1:
-        raise InputError(f"calls is {calls}; this schedule allows 1 to {last + 1} network calls")
-    even = np.linspace(1, 0, calls)[::-1]
-    order = np.arange(calls)
+    if not 1 <= sampling_steps <= last + 1:
+        raise InputError(f"{sampling_steps} sampling steps; this schedule allows 1 to {last + 1}")
+    even = np.linspace(1, 0, sampling_steps)[::-1]
+    order = np.arange(sampling_steps)
     rounded = np.interp(even, scale, np.arange(last + 1)).round().astype(int)
     # Where the scale is finer than the integers, shift steps so that each is used once.
     distinct = order + np.maximum.accumulate(rounded - order)

@@ -17,7 +17,7 @@ from diti.core.errors import InputError, nearest
 from diti.core.images import save_picture
 from diti.core.progress import progress_bar
 from diti.data.decode import decode_file
-from diti.diffusion.generate import CALLS
+from diti.diffusion.generate import SAMPLING_STEPS
 from diti.edit.mix import lerp, slerp
 from diti.edit.pictures import (
     animation_kind,
@@ -77,7 +77,7 @@ def interpolate(
     x_t: str = "slerp",
     masked: bool = True,
     partition: Partition | None = None,
-    calls: int = CALLS,
+    sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
     progress: bool = False,
 ) -> Interpolation:
@@ -91,11 +91,13 @@ def interpolate(
     partition, notes = cut_of(model, partition)
     variants = plan(partition, subsets, check_scales(scales), directions, x_t)
     z = model.encode(ends)
-    x_T = noise_of_ends(model, ends, z, x_t, seed, progress, calls=calls, masked=masked)
+    x_T = noise_of_ends(model, ends, z, x_t, seed, progress, sampling_steps=sampling_steps, masked=masked)
     codes, noises = mix_variants(z, x_T, variants, partition, x_t)
     codes, noises = torch.cat([z, codes]), torch.cat([x_T, noises])  # the ends decode in the same batch
     clamp = x_t == "random"  # inferred noise comes back exactly only without
-    images = decode_distinct(model, codes, noises, progress, calls=calls, masked=masked, clamp=clamp)
+    images = decode_distinct(
+        model, codes, noises, progress, sampling_steps=sampling_steps, masked=masked, clamp=clamp
+    )
     if outside := [f"{s:g}" for s in sorted({v.scale for v in variants}) if not 0 <= s <= 1]:
         notes.append(f"scale {', '.join(outside)} is outside 0..1: extrapolated beyond A and B")
     return Interpolation(images[2:], tuple(variants), ends, images[:2], partition, tuple(notes))
@@ -139,7 +141,7 @@ def decode_distinct(model: DecodingModel, z: Tensor, x_T: Tensor, progress: bool
     pairs = torch.cat([z, x_T.flatten(1)], dim=1)
     distinct, place = torch.unique(pairs, dim=0, return_inverse=True)  # (M, D + 3HW), (N,)
     codes, noises = distinct[:, : z.shape[1]], distinct[:, z.shape[1] :].unflatten(1, x_T.shape[1:])
-    steps = model.steps_of(len(codes), walk["calls"])
+    steps = model.steps_of(len(codes), walk["sampling_steps"])
     with progress_bar("decoding", steps, unit="steps", shown=progress) as advance:
         return model.decode(codes, noises, on_step=lambda index, total, x: advance(), **walk)[place]
 
@@ -152,14 +154,14 @@ def noise_of_ends(
     seed: int,
     progress: bool = False,
     *,
-    calls: int,
+    sampling_steps: int,
     masked: bool,
 ) -> Tensor:
     """x_T (2, 3, H, W) of A and B: inferred from them, or with x_t "random" one noise drawn for both."""
     if x_t == "random":
         return model.new_noise(1, seed, "interpolate").expand(len(ends), *model.noise_shape)
-    with progress_bar("inverting A and B", calls, unit="steps", shown=progress) as advance:
-        return model.infer_noise(ends, z, calls, masked=masked, on_step=lambda index, total, x: advance())
+    with progress_bar("inverting A and B", sampling_steps, unit="steps", shown=progress) as advance:
+        return model.infer_noise(ends, z, sampling_steps, masked=masked, on_step=lambda index, total, x: advance())
 
 
 def cut_of(model: DecodingModel, given: Partition | None) -> tuple[Partition, list[str]]:
@@ -221,7 +223,7 @@ def interpolate_files(
     masked: bool = True,
     frames: Path | None = None,
     animate: Path | None = None,
-    calls: int = CALLS,
+    sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
 ) -> list[str]:
     """`diti interpolate`: two image files → a grid, on request single frames and an animation; what to print."""
@@ -231,7 +233,7 @@ def interpolate_files(
         animation_kind(animate)
     lines: list[str] = []
     a, b = (_read(Path(name), model.size, lines) for name in (first, second))
-    options: dict[str, Any] = {"x_t": x_t, "masked": masked, "calls": calls, "seed": seed}
+    options: dict[str, Any] = {"x_t": x_t, "masked": masked, "sampling_steps": sampling_steps, "seed": seed}
     result = interpolate(model, a, b, subsets, scales, progress=True, **options)
     for subset in dict.fromkeys(v.subset for v in result.variants):
         numbers = _ranges(sorted(result.partition.group(subset)))

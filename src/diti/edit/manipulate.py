@@ -16,7 +16,7 @@ from diti.core.progress import progress_bar
 from diti.data.decode import decode_file
 from diti.data.sources import open_data
 from diti.diffusion.files import locate, may_keep
-from diti.diffusion.generate import CALLS
+from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep, timesteps
 from diti.edit.directions import (
     CONTINUOUS,
@@ -73,7 +73,7 @@ def manipulate(
     *,
     masked: bool = True,
     stop_guidance: float = 0.0,
-    calls: int = CALLS,
+    sampling_steps: int = SAMPLING_STEPS,
     on_step: OnStep | None = None,
 ) -> Manipulation:
     """Algorithm 3 for all scales: each image is inverted once, then all its variants are decoded together.
@@ -92,13 +92,13 @@ def manipulate(
                 f"stop_guidance is {stop_guidance:g}: it follows a frozen model without z, and a {model.method} "
                 "model has none; use 0, or a diti or pdae model"
             )
-        field["stop_below"] = first_guided_step(timesteps(model.schedule, calls), stop_guidance)
-    x_T = model.infer_noise(pixels, z, calls, on_step=on_step, **field)
+        field["stop_below"] = first_guided_step(timesteps(model.schedule, sampling_steps), stop_guidance)
+    x_T = model.infer_noise(pixels, z, sampling_steps, on_step=on_step, **field)
     codes = torch.stack([z, *(push(z, direction, scale) for scale in scales)])  # (1 + S, N, D), unchanged z first
     noises = x_T.expand(len(codes), *x_T.shape)
     # Inferred noise comes back exactly only without clamping.
     decoded = model.decode(
-        codes.flatten(0, 1), noises.flatten(0, 1), calls, clamp=False, on_step=on_step, **field
+        codes.flatten(0, 1), noises.flatten(0, 1), sampling_steps, clamp=False, on_step=on_step, **field
     ).unflatten(0, codes.shape[:2])
     return Manipulation(decoded[1:], tuple(scales), codes[1:], pixels, decoded[0])
 
@@ -141,7 +141,7 @@ def manipulate_files(
     along: str = "pattern",
     masked: bool = True,
     stop_guidance: float = 0.0,
-    calls: int = CALLS,
+    sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
 ) -> list[str]:
     """`diti manipulate`: an image file → a captioned row; the model folder keeps the direction; what to print."""
@@ -151,7 +151,7 @@ def manipulate_files(
     pixels = decode_file(image, loaded.size)
     direction, lines = direction_of(loaded, folder, attribute, data, dims, selection, seed)
     direction = direction.following(along)
-    steps = loaded.steps_of(1, calls) + loaded.steps_of(1 + len(scales), calls)
+    steps = loaded.steps_of(1, sampling_steps) + loaded.steps_of(1 + len(scales), sampling_steps)
     with progress_bar("manipulating", steps, unit="steps") as advance:
         result = manipulate(
             loaded,
@@ -160,7 +160,7 @@ def manipulate_files(
             scales,
             masked=masked,
             stop_guidance=stop_guidance,
-            calls=calls,
+            sampling_steps=sampling_steps,
             on_step=lambda index, total, x: advance(),
         )
     lines.append(f"reconstruction error (MSE, pixels in [-1, 1]): {result.errors.mean():.2g}")

@@ -14,7 +14,7 @@ from diti.core.progress import progress_bar
 from diti.data.decode import decode_file
 from diti.diffusion.backbone import load_backbone
 from diti.diffusion.files import locate
-from diti.diffusion.generate import CALLS
+from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.generate import save_samples as save_backbone_samples
 from diti.diffusion.sampler import OnStep
 from diti.representation.models.decoding import DecodingModel, load_with_decoder
@@ -40,15 +40,15 @@ def draw(
     codes: Codes,
     count: int,
     seed: int = 0,
-    calls: int = CALLS,
+    sampling_steps: int = SAMPLING_STEPS,
     *,
     on_step: OnStep | None = None,
 ) -> Tensor:
     """(count, 3, H, W) images of nothing in the data: both the code and the noise are drawn."""
     if codes.dims != model.dims:
         raise InputError(f"the latent draws codes of {codes.dims} dims, the model has {model.dims}; use its own")
-    require_count(model, count, calls)
-    return model.decode(codes.sample(count, seed), model.new_noise(count, seed), calls, on_step=on_step)
+    require_count(model, count, sampling_steps)
+    return model.decode(codes.sample(count, seed), model.new_noise(count, seed), sampling_steps, on_step=on_step)
 
 
 def vary(
@@ -56,7 +56,7 @@ def vary(
     image: Images,
     count: int,
     seed: int = 0,
-    calls: int = CALLS,
+    sampling_steps: int = SAMPLING_STEPS,
     *,
     on_step: OnStep | None = None,
 ) -> Tensor:
@@ -65,16 +65,16 @@ def vary(
     if len(pixels) != 1:
         raise InputError(f"{len(pixels)} images were given; vary one at a time")
     require_noise(model)
-    require_count(model, count, calls)
+    require_count(model, count, sampling_steps)
     z = model.encode(pixels).expand(count, -1)
-    return model.decode(z, model.new_noise(count, seed), calls, on_step=on_step)
+    return model.decode(z, model.new_noise(count, seed), sampling_steps, on_step=on_step)
 
 
-def require_count(model: DecodingModel, count: int, calls: int) -> None:
+def require_count(model: DecodingModel, count: int, sampling_steps: int) -> None:
     """InputError unless there is something to draw and the decoder can take so many steps."""
     if count < 1:
-        raise InputError(f"{count} images with {calls} calls; use 1 image or more")
-    model.check_calls(calls)
+        raise InputError(f"{count} images with {sampling_steps} sampling steps; use 1 image or more")
+    model.validate_sampling_steps(sampling_steps)
 
 
 def require_noise(model: DecodingModel) -> None:
@@ -83,26 +83,32 @@ def require_noise(model: DecodingModel) -> None:
         raise InputError(f"a {model.method} model draws one image from a code: there is nothing to vary")
 
 
-def save_samples(source: str | Path, count: int, out: Path, *, seed: int = 0, calls: int = CALLS) -> list[str]:
+def save_samples(
+    source: str | Path, count: int, out: Path, *, seed: int = 0, sampling_steps: int = SAMPLING_STEPS
+) -> list[str]:
     """`diti sample`: of a model with new codes where it can draw some, else from its backbone; what to print."""
     folder = locate(source)
     if (folder / "unet").is_dir() and not (folder / LATENT / "config.json").is_file():
-        lines = [f"wrote {save_backbone_samples(load_backbone(folder), count, seed, calls, out)}"]
+        lines = [f"wrote {save_backbone_samples(load_backbone(folder), count, seed, sampling_steps, out)}"]
         if (folder / "encoder").is_dir():
             lines.append(f"drawn by the backbone alone; for new z run: diti train-latent {source} --data DATA")
         return lines
-    return [f"wrote {save_new_images(folder, count, seed, calls, out)}: z drawn anew, then decoded"]
+    return [f"wrote {save_new_images(folder, count, seed, sampling_steps, out)}: z drawn anew, then decoded"]
 
 
 def save_new_images(
-    source: str | Path, count: int, seed: int = 0, calls: int = CALLS, out: Path = Path("samples.png")
+    source: str | Path,
+    count: int,
+    seed: int = 0,
+    sampling_steps: int = SAMPLING_STEPS,
+    out: Path = Path("samples.png"),
 ) -> Path:
     """`diti sample` of a model: new images as one picture."""
     folder = locate(source)
     model = load_with_decoder(folder)
     codes = new_codes(model, folder)
-    with progress_bar("drawing", model.steps_of(count, calls), unit="steps") as advance:
-        images = draw(model, codes, count, seed, calls, on_step=lambda index, total, x: advance())
+    with progress_bar("drawing", model.steps_of(count, sampling_steps), unit="steps") as advance:
+        images = draw(model, codes, count, seed, sampling_steps, on_step=lambda index, total, x: advance())
     return save_picture(grid(to_uint8(images), min(COLUMNS, count)), out)
 
 
@@ -114,22 +120,22 @@ def new_codes(model: DecodingModel, folder: Path) -> Codes:
 
 
 def save_variations(
-    source: str | Path, image: Path, count: int, out: Path, *, seed: int = 0, calls: int = CALLS
+    source: str | Path, image: Path, count: int, out: Path, *, seed: int = 0, sampling_steps: int = SAMPLING_STEPS
 ) -> Path:
     """`diti vary`: the original, its reconstruction with its own noise, then variations, as one picture."""
     model = load_with_decoder(source)
     original = to_float(decode_file(image, model.size)[None])
     require_noise(model)
-    steps = 2 * model.steps_of(1, calls) + model.steps_of(count, calls)
+    steps = 2 * model.steps_of(1, sampling_steps) + model.steps_of(count, sampling_steps)
     with progress_bar("varying", steps, unit="steps") as advance:
 
         def on_step(index: int, total: int, x: Tensor) -> None:
             advance()
 
-        varied = vary(model, original, count, seed, calls, on_step=on_step)
+        varied = vary(model, original, count, seed, sampling_steps, on_step=on_step)
         z = model.encode(original)
-        noise = model.infer_noise(original, z, calls, on_step=on_step)
-        rebuilt = model.decode(z, noise, calls, clamp=False, on_step=on_step)
+        noise = model.infer_noise(original, z, sampling_steps, on_step=on_step)
+        rebuilt = model.decode(z, noise, sampling_steps, clamp=False, on_step=on_step)
     captions = ["original", "its own noise", *(f"new noise {i + 1}" for i in range(count))]
     pictures = to_uint8(torch.cat([original, rebuilt, varied]))
     return save_picture(grid(pictures, min(COLUMNS, count + 2), captions=captions), out)

@@ -1,4 +1,4 @@
-"""An attribute reader: a small network on pixels that says what an image shows, to measure edits with.
+"""An attribute classifier: a small network on pixels that says what an image shows, to measure edits with.
 
 It learns from labels and never sees a code z, so that it judges the images of all models alike. What it cannot
 read on images it was not trained on is marked as such. Letters: N or B images, A attributes.
@@ -39,14 +39,14 @@ from diti.representation.networks.weights import WEIGHTS, drawn_from, read_netwo
 # level of 128 and batches of 64 took 40,000 images and 1.3 times as long, and read real faces no better.
 IMAGES = 32_000  # training images seen; about a minute at 32 px on one core
 CHANNELS = (32, 64, 128)  # width of each level of the network, finest first
-TESTED = 4_000  # images on which the reader itself is measured
+TESTED = 4_000  # images on which the classifier itself is measured
 LEAST_ACCURACY, LEAST_R = 0.8, 0.6  # balanced accuracy, Pearson's r: below, an attribute counts as not readable
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Trait:
-    """One attribute as a reader sees it."""
+    """One attribute as a classifier sees it."""
 
     name: str
     binary: bool  # read as a probability; else as a value in the units of its labels
@@ -57,8 +57,8 @@ class Trait:
 
 
 @dataclass(frozen=True, eq=False)
-class Reader:
-    """reader(images) → (N, A). Any function of pixels can stand in for the trained network."""
+class AttributeClassifier:
+    """classifier(images) → (N, A). Any function of pixels can stand in for the trained network."""
 
     read: Callable[[Tensor], Tensor]  # (B, 3, H, W) in [-1, 1] → (B, A)
     size: int  # side of the images, px
@@ -83,7 +83,7 @@ class Reader:
         """The column of an attribute."""
         if attribute not in self.attributes:
             known, hint = ", ".join(self.attributes[:8]), nearest(attribute, self.attributes)
-            raise InputError(f"the reader does not know the attribute {attribute!r} (it knows {known}).{hint}")
+            raise InputError(f"the classifier does not know the attribute {attribute!r} (it knows {known}).{hint}")
         return self.attributes.index(attribute)
 
     @torch.no_grad()
@@ -150,7 +150,7 @@ def reading_loss(network: ReaderNetwork, images: Tensor, labels: Tensor) -> Tens
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderConfig:
-    """Everything, besides the data, that decides what a reader becomes."""
+    """Everything, besides the data, that decides what a classifier becomes."""
 
     attributes: tuple[str, ...] = ()
     channels: tuple[int, ...] = CHANNELS
@@ -158,7 +158,7 @@ class ReaderConfig:
 
 
 def reader_config(attributes: Sequence[str], channels: Sequence[int], images: int, seed: int) -> ReaderConfig:
-    """How a reader is trained. Images are not mirrored: some attributes say left and right."""
+    """How a classifier is trained. Images are not mirrored: some attributes say left and right."""
     training = TrainingConfig(
         images=images,
         train_batch_size=32,
@@ -175,7 +175,7 @@ def reader_config(attributes: Sequence[str], channels: Sequence[int], images: in
     return ReaderConfig(attributes=tuple(attributes), channels=tuple(channels), training=training)
 
 
-def train_reader(
+def train_classifier(
     dataset: Dataset,
     *,
     attributes: Sequence[str] | None = None,
@@ -183,8 +183,8 @@ def train_reader(
     seed: int = 0,
     channels: Sequence[int] = CHANNELS,
     folder: Path | None = None,
-) -> Reader:
-    """The reader of a labelled dataset: loaded if it was trained before, else trained, or its training continued.
+) -> AttributeClassifier:
+    """The classifier of a labelled dataset: loaded if it was trained before, else trained, or continued.
 
     It lies in a subfolder, named by data hash and settings, of `folder` (by default of the cache).
     """
@@ -192,21 +192,21 @@ def train_reader(
     labels = dataset.labels(names)
     tested = _tested_rows(dataset, names)
     config = reader_config(names, channels, images, seed)
-    place = (folder or cache_folder() / "readers") / _key(dataset, config)
+    place = (folder or cache_folder() / "classifiers") / _key(dataset, config)
     with alone(place):
         if not (place / WEIGHTS).is_file():
             _make_reader(dataset, config, labels, tested, place)
-    return load_reader(place)
+    return load_classifier(place)
 
 
 def _make_reader(
     dataset: Dataset, config: ReaderConfig, labels: np.ndarray, tested: np.ndarray, place: Path
 ) -> None:
-    """Train a reader, measure it on the `tested` rows and leave it in a folder."""
+    """Train a classifier, measure it on the `tested` rows and leave it in a folder."""
     names = config.attributes
     network = new_network(dataset, config, labels)
     _train(network, dataset, labels, config, RunFolder(place))
-    reads = Reader(network.read, dataset.size, ())(dataset.pixels(tested))
+    reads = AttributeClassifier(network.read, dataset.size, ())(dataset.pixels(tested))
     traits = measure_traits(names, network.binary.tolist(), reads, labels[tested])
     description = {
         "format": FORMAT,
@@ -221,22 +221,22 @@ def _make_reader(
 
 @contextmanager
 def alone(place: Path) -> Iterator[None]:
-    """Waits until no other process makes the reader of this folder: models are measured side by side."""
+    """Waits until no other process makes the classifier of this folder: models are measured side by side."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.with_name(f".{place.name}.lock").open("w") as handle:
         fcntl.lockf(handle, fcntl.LOCK_EX)  # ends with the handle, and with the process
         yield
 
 
-def load_reader(folder: Path) -> Reader:
-    """The reader that `train_reader` left in a folder."""
+def load_classifier(folder: Path) -> AttributeClassifier:
+    """The classifier that `train_classifier` left in a folder."""
     description, state = read_network(folder)
     if description.get("format") != FORMAT:
-        raise InputError(f"{folder} was written by another version; delete it and train the reader again")
+        raise InputError(f"{folder} was written by another version; delete it and train the classifier again")
     traits = tuple(Trait(**trait) for trait in description["traits"])
     network = ReaderNetwork(description["size"], description["channels"], len(traits))
     load_strictly(network, state, str(folder))
-    return Reader(network.read, description["size"], traits, network.trunk)
+    return AttributeClassifier(network.read, description["size"], traits, network.trunk)
 
 
 def new_network(dataset: Dataset, config: ReaderConfig, labels: np.ndarray) -> ReaderNetwork:
@@ -255,14 +255,14 @@ def _train(
 ) -> None:
     """Leave the network with its averaged weights."""
     accelerator = make_accelerator(config.training)
-    run.begin(config, {"verb": "train a reader", "data_name": dataset.name, "data_hash": dataset.hash})
+    run.begin(config, {"verb": "train a classifier", "data_name": dataset.name, "data_hash": dataset.hash})
     stream = Stream(dataset.rows("train"), config.training.seed, flip=False)
     weights = train(
         Reading(network, labels, stream),
         lambda start, count: to_float(dataset.pixels(stream.take(start, count)[0])),
         config.training,
         run,
-        label="training the reader",
+        label="training the classifier",
         evaluate=lambda seen: {},
         accelerator=accelerator,
     )
@@ -300,16 +300,18 @@ def balanced_accuracy(reads: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def _tested_rows(dataset: Dataset, names: Sequence[str]) -> np.ndarray:
-    """Test rows, or validation rows where there are none; a clear line where a reader cannot be trained."""
+    """Test rows, or validation rows where there are none; a clear line where a classifier cannot be trained."""
     tested = dataset.rows("test") if len(dataset.rows("test")) else dataset.rows("valid")
     if not names:
-        raise InputError(f"{dataset.path} has no attributes; a reader learns from labelled images")
+        raise InputError(f"{dataset.path} has no attributes; a classifier learns from labelled images")
     if len(tested) == 0 or len(dataset.rows("train")) == 0:
-        raise InputError(f"{dataset.path} lacks train rows, or test rows to measure the reader on; it needs both")
+        raise InputError(
+            f"{dataset.path} lacks train rows, or test rows to measure the classifier on; it needs both"
+        )
     return tested[:TESTED]
 
 
 def _key(dataset: Dataset, config: ReaderConfig) -> str:
-    """Name of a reader's folder: the data's hash and all settings."""
+    """Name of a classifier's folder: the data's hash and all settings."""
     facts: dict[str, Any] = {"data": dataset.hash, "format": FORMAT, **asdict(config)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

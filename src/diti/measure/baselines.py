@@ -1,4 +1,4 @@
-"""What a probe finds without a trained encoder: the floors that every table of probes carries."""
+"""What a probe finds without a trained encoder: the baselines that every table of probes carries."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from diti.representation.networks.principal import Moments, principal_axes
 PIXEL_SIDE = 32  # px: larger images are averaged down first, which keeps the principal axes affordable
 
 
-def floors(
+def baselines(
     backbone: Backbone | int, dataset: Dataset, dims: int, seed: int, wide: bool = False
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Names and features (N, F), one after the other so that only one is in memory.
 
-    backbone: or the side of the images, px, where there is none; then its own floors are left out.
+    backbone: or the side of the images, px, where there is none; then its own baselines are left out.
     wide: also all of the backbone's features; probes of thousands of dims take minutes.
     """
     of_pixels = principal_components(lambda rows: pixels_flat(dataset, rows), dataset, dims)
@@ -37,7 +37,7 @@ def floors(
         return
     try:
         copied = build_encoder(EncoderConfig(encoder="backbone", code_dim=1), backbone, seed)
-    except InputError:  # a U-Net whose down path cannot be run on its own has no such floor
+    except InputError:  # a U-Net whose down path cannot be run on its own has no such baseline
         return
     features = trunk_features(copied, dataset)
     if wide or features.shape[1] <= dims:

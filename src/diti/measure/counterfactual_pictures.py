@@ -23,10 +23,15 @@ WAY = tuple(np.linspace(0, 1, 7).tolist())  # scales of figure 7
 
 
 def save_pushes(
-    model: DecodingModel, directions: Sequence[Direction], image: Tensor, scale: float, calls: int, path: Path
+    model: DecodingModel,
+    directions: Sequence[Direction],
+    image: Tensor,
+    scale: float,
+    sampling_steps: int,
+    path: Path,
 ) -> Path:
     """Figure 2a: one image (1, 3, H, W), a row per attribute, pushed from -2 to 2 times the scale."""
-    start = Inverted.of(model, image, calls, masked=True, advance=lambda count: None)
+    start = Inverted.of(model, image, sampling_steps, masked=True, advance=lambda count: None)
     codes = torch.cat([push(start.z, d, times * scale) for d in directions for times in PUSHES])
     edited = start.decode(codes, start.x_T.expand(len(codes), *model.noise_shape))
     rows = torch.cat(
@@ -40,20 +45,24 @@ def save_pushes(
     return save_picture(sheet, path)
 
 
-def save_swaps(model: DecodingModel, a: Tensor, b: Tensor, subsets: Sequence[str], calls: int, path: Path) -> Path:
+def save_swaps(
+    model: DecodingModel, a: Tensor, b: Tensor, subsets: Sequence[str], sampling_steps: int, path: Path
+) -> Path:
     """Figure 5: the dims of each group of subsets move between two images (1, 3, H, W), the others stay.
 
     So does the noise x_T: moved along, as the paper does, it would show its own work in every row.
     """
-    result = interpolate(model, a, b, subsets, HALVES, x_t="keep", calls=calls)
+    result = interpolate(model, a, b, subsets, HALVES, x_t="keep", sampling_steps=sampling_steps)
     return save_picture(interpolation_grid(result), path)
 
 
-def save_ways(model: DecodingModel, firsts: Tensor, seconds: Tensor, calls: int, path: Path) -> Path:
+def save_ways(model: DecodingModel, firsts: Tensor, seconds: Tensor, sampling_steps: int, path: Path) -> Path:
     """Figure 7: a row per pair of images (N, 3, H, W), the whole code on its way from one to the other."""
     cells = []
     for a, b in zip(firsts.split(1), seconds.split(1), strict=True):
-        between = interpolate(model, a, b, ["all"], WAY, directions=("a_to_b",), calls=calls).images
+        between = interpolate(
+            model, a, b, ["all"], WAY, directions=("a_to_b",), sampling_steps=sampling_steps
+        ).images
         cells += [a, between, b]
     labels = ["A", *(f"{scale:.2g}" for scale in WAY), "B"]
     title = "from A to B (0 and 1: reconstructions)"

@@ -1,8 +1,10 @@
 """Counterfactual images, measured: does an edit show what was wanted, what else moves, is the image still likely?
 
-What an image shows is said by a `Reader`. Everything is compared with the model's reconstruction, not with the
-original, so that an error of reconstruction does not count as an edit. One model gives one JSON record; comparing
-models is putting records side by side. Letters: N images or pairs, A attributes, G groups of dims, D dims of z.
+What an image shows is said by an `AttributeClassifier`. Everything is compared with the model's reconstruction,
+not with the original, so that an error of reconstruction does not count as an edit. One model gives one JSON
+record; comparing models is putting records side by side.
+
+Letters: N images or pairs, A attributes, G groups of dims, D dims of z.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.progress import progress_bar
 from diti.core.rng import torch_generator
-from diti.diffusion.generate import CALLS
+from diti.diffusion.generate import SAMPLING_STEPS
 from diti.edit.directions import Direction, encoder_digest
 from diti.edit.interpolate import chosen_dims, cut_of
 from diti.edit.manipulate import SCALE, push
-from diti.measure.attribute_classifier import Reader
-from diti.measure.reference import Yardstick
+from diti.measure.attribute_classifier import AttributeClassifier
+from diti.measure.reference import Reference
 from diti.probe.scores import RESAMPLES, bootstrap_counts, mean_over_attributes, percentile_interval
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.inputs import Images, as_batch
@@ -139,22 +141,27 @@ class Inverted:
     model: DecodingModel
     z: Tensor  # (N, D)
     x_T: Tensor  # (N, ...) noise: (3, H, W) of a diffusion decoder
-    calls: int
+    sampling_steps: int
     masked: bool
     advance: Callable[[int], None]
 
     @classmethod
     def of(
-        cls, model: DecodingModel, pixels: Tensor, calls: int, masked: bool, advance: Callable[[int], None]
+        cls,
+        model: DecodingModel,
+        pixels: Tensor,
+        sampling_steps: int,
+        masked: bool,
+        advance: Callable[[int], None],
     ) -> Inverted:
         z = model.encode(pixels)
-        x_T = model.infer_noise(pixels, z, calls, masked=masked)
+        x_T = model.infer_noise(pixels, z, sampling_steps, masked=masked)
         advance(len(z))
-        return cls(model, z, x_T, calls, masked, advance)
+        return cls(model, z, x_T, sampling_steps, masked, advance)
 
     def decode(self, z: Tensor, x_T: Tensor) -> Tensor:
         """Images (N, 3, H, W) as a picture shows them: decoding without a clamp may leave [-1, 1]."""
-        images = self.model.decode(z, x_T, self.calls, clamp=False, masked=self.masked).clamp(-1, 1)
+        images = self.model.decode(z, x_T, self.sampling_steps, clamp=False, masked=self.masked).clamp(-1, 1)
         self.advance(len(z))
         return images
 
@@ -164,64 +171,66 @@ class Inverted:
 
 def manipulation_scores(
     model: DecodingModel,
-    reader: Reader,
+    classifier: AttributeClassifier,
     directions: Sequence[Direction],
     images: Images,
-    yardstick: Yardstick,
+    reference: Reference,
     *,
     scale: float = SCALE,
     masked: bool = True,
-    calls: int = CALLS,
+    sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
     progress: bool = False,
 ) -> Record:
-    """Every image is pushed along every direction, away from what the reader sees in the original.
+    """Every image is pushed along every direction, away from what the classifier sees in the original.
 
     That is towards the other answer of a binary attribute, and towards the other side of the data's centre of a
     continuous one. Per attribute, with intervals by a bootstrap over images (`seed`):
     flips: share of images read as wanted, of those whose reconstruction is not yet (binary only);
-    change: towards what is wanted, in standard deviations of what the reader sees in the data;
+    change: towards what is wanted, in standard deviations of what the classifier sees in the data;
     leakage: mean absolute change of the other readable attributes, in their standard deviations;
     pixels: RMS change in [-1, 1]; distance: to the data, see `distance_is`;
     leak_per_change: leakage per unit of change, see there why.
     """
-    check_directions(model, reader, directions)
-    scored = [d for d in directions if reader.readable[reader.index(d.attribute)]]
+    check_directions(model, classifier, directions)
+    scored = [d for d in directions if classifier.readable[classifier.index(d.attribute)]]
     originals = as_batch(images, model.size)
-    seen = reader(originals)
+    seen = classifier(originals)
     found: list[dict[str, np.ndarray]] = []
     with progress_bar("measuring edits", len(seen) * (2 + len(scored)), shown=progress) as advance:
-        start = Inverted.of(model, originals, calls, masked, advance)
+        start = Inverted.of(model, originals, sampling_steps, masked, advance)
         rebuilt = start.decode(start.z, start.x_T)
-        before = reader(rebuilt)
+        before = classifier(rebuilt)
         for direction in scored:
-            upward = opposite(reader, direction.attribute, seen)
+            upward = opposite(classifier, direction.attribute, seen)
             more, less = (push(start.z, direction, sign * scale) for sign in (1, -1))
             edited = start.decode(torch.where(torch.from_numpy(upward)[:, None], more, less), start.x_T)
             found.append(
-                edit_scores(reader, direction.attribute, before, reader(edited), upward)
-                | {"pixels": pixel_change(rebuilt, edited), "distance": yardstick.distances(edited)}
+                edit_scores(classifier, direction.attribute, before, classifier(edited), upward)
+                | {"pixels": pixel_change(rebuilt, edited), "distance": reference.distances(edited)}
             )
     counts = resamples(len(seen), seed)
-    own_error = {"pixels": pixel_change(originals, rebuilt), "distance": yardstick.distances(rebuilt)}
+    own_error = {"pixels": pixel_change(originals, rebuilt), "distance": reference.distances(rebuilt)}
     return {
         "kind": "manipulation",
         "method": model.method,
         "images": len(seen),
-        "settings": {"scale": scale, "masked": masked, "calls": calls, "seed": seed},
-        "distance_is": yardstick.about,
+        "settings": {"scale": scale, "masked": masked, "sampling_steps": sampling_steps, "seed": seed},
+        "distance_is": reference.about,
         "unreadable": [d.attribute for d in directions if d not in scored],
-        "leakage_over": [trait.name for trait in reader.traits if trait.readable],
+        "leakage_over": [trait.name for trait in classifier.traits if trait.readable],
         "reconstruction": {name: rows_and_mean(values[None], counts)[1] for name, values in own_error.items()},
         **summary([d.attribute for d in scored], found, counts),
     }
 
 
-def check_directions(model: DecodingModel, reader: Reader, directions: Sequence[Direction]) -> None:
-    """InputError for a direction of another model, or of an attribute that the reader was not trained on."""
+def check_directions(
+    model: DecodingModel, classifier: AttributeClassifier, directions: Sequence[Direction]
+) -> None:
+    """InputError for a direction of another model, or of an attribute that the classifier was not trained on."""
     digest = encoder_digest(model)
     for direction in directions:
-        reader.index(direction.attribute)
+        classifier.index(direction.attribute)
         if direction.encoder != digest:
             raise InputError(
                 f"the direction of {direction.attribute!r} was learned from another encoder than this model's; "
@@ -229,24 +238,24 @@ def check_directions(model: DecodingModel, reader: Reader, directions: Sequence[
             )
 
 
-def opposite(reader: Reader, attribute: str, seen: np.ndarray) -> np.ndarray:
+def opposite(classifier: AttributeClassifier, attribute: str, seen: np.ndarray) -> np.ndarray:
     """bool (N,) True where the attribute, read (N, A), is to rise: it is below 0.5, or below the data's centre."""
-    trait = reader.traits[reader.index(attribute)]
-    return np.asarray(seen[:, reader.index(attribute)] <= (0.5 if trait.binary else trait.centre))
+    trait = classifier.traits[classifier.index(attribute)]
+    return np.asarray(seen[:, classifier.index(attribute)] <= (0.5 if trait.binary else trait.centre))
 
 
 def edit_scores(
-    reader: Reader, attribute: str, before: np.ndarray, after: np.ndarray, upward: np.ndarray
+    classifier: AttributeClassifier, attribute: str, before: np.ndarray, after: np.ndarray, upward: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What the reader says about an edit, each (N,): reads (N, A) before and after, and the wanted side (N,)."""
-    own = reader.index(attribute)
-    others = reader.readable & (np.arange(len(reader.traits)) != own)
+    """What the classifier says of an edit, each (N,): reads (N, A) before and after, and the wanted side (N,)."""
+    own = classifier.index(attribute)
+    others = classifier.readable & (np.arange(len(classifier.traits)) != own)
     nothing = np.full(len(before), np.nan)
     return {
         "upward": upward,
-        "flips": flips(before[:, own], after[:, own], upward) if reader.traits[own].binary else nothing,
-        "change": wanted_change(before[:, own], after[:, own], upward, reader.spread[own]),
-        "leakage": leakage(before, after, reader.spread, others),
+        "flips": flips(before[:, own], after[:, own], upward) if classifier.traits[own].binary else nothing,
+        "change": wanted_change(before[:, own], after[:, own], upward, classifier.spread[own]),
+        "leakage": leakage(before, after, classifier.spread, others),
     }
 
 
@@ -290,7 +299,7 @@ def leak_per_change(leaked: np.ndarray, changed: np.ndarray, counts: np.ndarray)
 
 def interpolation_scores(
     model: DecodingModel,
-    reader: Reader,
+    classifier: AttributeClassifier,
     a: Images,
     b: Images,
     subsets: Sequence[str] = THIRDS,
@@ -299,7 +308,7 @@ def interpolation_scores(
     masked: bool = True,
     partition: Partition | None = None,
     random_groupings: int = 3,
-    calls: int = CALLS,
+    sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
     progress: bool = False,
 ) -> Record:
@@ -318,34 +327,39 @@ def interpolation_scores(
     own = torch.stack([chosen_dims(cut, subset) for subset in subsets])  # (G, D)
     swaps = torch.cat([own, *(shuffled_dims(own, seed, i) for i in range(random_groupings))])  # (G + R G, D)
     swaps = torch.cat([torch.zeros_like(own[:1]), swaps])  # first, no dim moves
-    pairs, readable = len(firsts), reader.readable
+    pairs, readable = len(firsts), classifier.readable
     with progress_bar("measuring swaps", pairs * (4 + len(x_t) * len(swaps)), shown=progress) as advance:
-        ends = Inverted.of(model, torch.cat([firsts, seconds]), calls, masked, advance)
-        read_a, read_b = np.split(reader(ends.decode(ends.z, ends.x_T))[:, readable], 2)
-        reads = {kind: read_swaps(ends, reader, swaps, kind)[:, :, readable] for kind in x_t}
-    spread, counts = reader.spread[readable], resamples(pairs, seed)
+        ends = Inverted.of(model, torch.cat([firsts, seconds]), sampling_steps, masked, advance)
+        read_a, read_b = np.split(classifier(ends.decode(ends.z, ends.x_T))[:, readable], 2)
+        reads = {kind: read_swaps(ends, classifier, swaps, kind)[:, :, readable] for kind in x_t}
+    spread, counts = classifier.spread[readable], resamples(pairs, seed)
     shares = {kind: transfer_shares(read, read_a, read_b, spread) for kind, read in reads.items()}
     return {
         "kind": "interpolation",
         "method": model.method,
         "pairs": pairs,
-        "settings": {"masked": masked, "calls": calls, "seed": seed, "random_groupings": random_groupings},
+        "settings": {
+            "masked": masked,
+            "sampling_steps": sampling_steps,
+            "seed": seed,
+            "random_groupings": random_groupings,
+        },
         "partition": cut.kind,
         "notes": notes,
         "groups": list(subsets),
         "group_dims": own.sum(1).tolist(),
-        "attributes": [trait.name for trait in reader.traits if trait.readable],
-        "unreadable": [trait.name for trait in reader.traits if not trait.readable],
+        "attributes": [trait.name for trait in classifier.traits if trait.readable],
+        "unreadable": [trait.name for trait in classifier.traits if not trait.readable],
         "differing_pairs": np.isfinite(shares[x_t[0]][0]).sum(0).tolist(),
         "x_t": {kind: transfer_record(share, len(subsets), counts) for kind, share in shares.items()},
     }
 
 
-def read_swaps(ends: Inverted, reader: Reader, swaps: Tensor, x_t: str) -> np.ndarray:
+def read_swaps(ends: Inverted, classifier: AttributeClassifier, swaps: Tensor, x_t: str) -> np.ndarray:
     """(S, N, A) reads of A with the dims of each row of swaps (S, D) of B; `ends`: N images A, then N B."""
     (z_a, z_b), (noise_a, noise_b) = ends.z.chunk(2), ends.x_T.chunk(2)
     noise = noise_a if x_t == "keep" else noise_b  # the end of the slerp
-    return np.stack([reader(ends.decode(torch.where(moved, z_b, z_a), noise)) for moved in swaps])
+    return np.stack([classifier(ends.decode(torch.where(moved, z_b, z_a), noise)) for moved in swaps])
 
 
 def check_pairs(a: Tensor, b: Tensor, subsets: Sequence[str], x_t: Sequence[str], random_groupings: int) -> None:

@@ -1,7 +1,9 @@
 """Counterfactual images of a model, measured and drawn: do edits show what was wanted, and what else do they move?
 
-What an image shows is said by a reader trained on the pixels of the same data. It knows no model, and all models
-that are compared on the data share it. Letters: N images, A attributes, D dims of z, d' of which an edit moves.
+What an image shows is said by a classifier trained on the pixels of the same data. It knows no model, and all
+models that are compared on the data share it.
+
+Letters: N images, A attributes, D dims of z, d' of which an edit moves.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from diti.data.predicted import predicted_columns
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.files import locate, may_keep
-from diti.diffusion.generate import CALLS
+from diti.diffusion.generate import SAMPLING_STEPS
 from diti.edit.directions import (
     Direction,
     check_along,
@@ -37,10 +39,10 @@ from diti.edit.directions import (
 from diti.edit.interpolate import cut_of
 from diti.edit.manipulate import SCALE
 from diti.edit.select import DEFAULT_SELECTION, check_selection, compare_selections, fit_logistic
-from diti.measure.attribute_classifier import IMAGES, Reader, train_reader
+from diti.measure.attribute_classifier import IMAGES, AttributeClassifier, train_classifier
 from diti.measure.counterfactual_pictures import save_pushes, save_swaps, save_ways
 from diti.measure.counterfactual_scores import DIFFERENT, SCORES, interpolation_scores, manipulation_scores
-from diti.measure.reference import make_yardstick
+from diti.measure.reference import make_reference
 from diti.probe.scores import average_precision
 from diti.representation.features import encode_dataset, encoder_hash
 from diti.representation.models.decoding import DecodingModel, load_with_decoder
@@ -51,10 +53,10 @@ SHOWN = 6  # attributes of figure 2a
 ROWS = 4  # pairs of figure 7
 COMPARED = 4  # binary attributes on which the ways to choose dims are compared
 COMPARED_ROWS = 10_000  # training images for that
-# Before its last layer the reader tells faces cut in halves (distance 1.27), turned upside down (2.64) and with
-# swapped colours (1.30) from toy faces (1). The backbone's features tell them too (1.58, 2.53, 1.44), but models
-# edit in a code made of those.
-YARDSTICK = "the attribute reader before its last layer"
+# Before its last layer the classifier tells faces cut in halves (distance 1.27), turned upside down (2.64) and
+# with swapped colours (1.30) from toy faces (1). The backbone's features tell them too (1.58, 2.53, 1.44), but
+# models edit in a code made of those.
+REFERENCE = "the attribute classifier before its last layer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,18 +65,18 @@ class CounterfactualOptions:
 
     images: int = 64  # test images edited along every attribute
     pairs: int = 48  # test pairs interpolated
-    reader_images: int | None = None  # length of the reader's training; None: the reader's default
+    classifier_images: int | None = None  # length of the classifier's training; None: the classifier's default
     dims: int | None = None  # d'; None: 32, or a quarter of a short code
     scale: float = SCALE
     selection: str = DEFAULT_SELECTION  # how the dims are chosen
     along: str = "pattern"  # what an edit follows: pattern or weight
     compare_selections: bool = True
     random_groupings: int = 3  # of dims, to say what chance gives
-    calls: int = CALLS  # network calls per image and way
+    sampling_steps: int = SAMPLING_STEPS  # network calls from image to noise, and back
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("images", "pairs", "reader_images", "dims", "random_groupings", "calls"):
+        for name in ("images", "pairs", "classifier_images", "dims", "random_groupings", "sampling_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; give 1 or more")
@@ -91,9 +93,9 @@ def measure_counterfactuals(source: str, data: str, out: Path, options: Counterf
     model.require_size(dataset.size)
     check_data(dataset)
     dims = checked_dims(model, options.dims)
-    model.check_calls(options.calls)
-    reader = train_reader(dataset, images=options.reader_images or IMAGES)
-    study = Study(source, model, dataset, reader, dims, out, options)
+    model.validate_sampling_steps(options.sampling_steps)
+    classifier = train_classifier(dataset, images=options.classifier_images or IMAGES)
+    study = Study(source, model, dataset, classifier, dims, out, options)
     record = study.measure() | {"command": command_line(), "versions": versions()}
     write_json(out / "counterfactuals.json", record)  # last: it says that all is there
     print_record(record, out)
@@ -123,12 +125,12 @@ def checked_dims(model: DecodingModel, dims: int | None) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """One model on one labelled dataset, seen through one reader."""
+    """One model on one labelled dataset, seen through one classifier."""
 
     source: str
     model: DecodingModel
     dataset: Dataset
-    reader: Reader
+    classifier: AttributeClassifier
     dims: int  # d'
     out: Path
     options: CounterfactualOptions
@@ -142,7 +144,7 @@ class Study:
             "encoder": encoder_hash(self.model.encoder),
             "data": {"name": self.dataset.name, "hash": self.dataset.hash, "images": len(self.dataset)},
             "predicted": sorted(predicted_columns(self.dataset)), "split": self.split,
-            "settings": self.settings, "reader": self.reader_quality(), "left_out": self.left_out,
+            "settings": self.settings, "classifier": self.classifier_quality(), "left_out": self.left_out,
             "figures": self.figures,
         }  # fmt: skip
         record["directions"] = {
@@ -163,7 +165,10 @@ class Study:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return asdict(self.options) | {"dims": self.dims, "reader_images": self.options.reader_images or IMAGES}
+        return asdict(self.options) | {
+            "dims": self.dims,
+            "classifier_images": self.options.classifier_images or IMAGES,
+        }
 
     # ---- What is measured on -------------------------------------------------------------------------------
 
@@ -202,13 +207,13 @@ class Study:
 
     # ---- What is measured with -----------------------------------------------------------------------------
 
-    def reader_quality(self) -> dict[str, Any]:
-        """How well the reader tells each attribute on images it was not trained on."""
-        traits = self.reader.traits
+    def classifier_quality(self) -> dict[str, Any]:
+        """How well the classifier tells each attribute on images it was not trained on."""
+        traits = self.classifier.traits
         if not any(trait.readable for trait in traits):
             raise InputError(
                 f"no attribute of {self.dataset.path} can be read well enough from pixels to measure edits by; "
-                f"train the reader on more than {self.settings['reader_images']:,} images, or use other labels"
+                f"train it on more than {self.settings['classifier_images']:,} images, or use other labels"
             )
         return {
             "attributes": {t.name: {"binary": t.binary, "readable": t.readable, **t.quality} for t in traits},
@@ -235,7 +240,7 @@ class Study:
 
     def _learnable(self) -> list[str]:
         """The readable attributes that vary among training and among validation images."""
-        names = [trait.name for trait in self.reader.traits if trait.readable]
+        names = [trait.name for trait in self.classifier.traits if trait.readable]
         values = self.dataset.labels(names)
         varies = [np.ptp(values[self.dataset.rows(split)], axis=0) > 0 for split in ("train", "valid")]
         kept = np.logical_and(*varies)
@@ -259,18 +264,19 @@ class Study:
     def manipulation(self) -> dict[str, Any]:
         """Algorithm 3 on every image and attribute."""
         options = self.options
-        yardstick = make_yardstick(YARDSTICK, self.reader.trunk, self.dataset)
+        reference = make_reference(REFERENCE, self.classifier.trunk, self.dataset)
         return manipulation_scores(
-            self.model, self.reader, self.directions, self.pixels(self.rows), yardstick,
-            scale=options.scale, calls=options.calls, seed=options.seed, progress=True,
+            self.model, self.classifier, self.directions, self.pixels(self.rows), reference,
+            scale=options.scale, sampling_steps=options.sampling_steps, seed=options.seed, progress=True,
         )  # fmt: skip
 
     def interpolation(self) -> dict[str, Any]:
         """Algorithm 2 on every pair: which group of dims carries which attribute."""
         options, (a, b) = self.options, self.pairs
         return interpolation_scores(
-            self.model, self.reader, self.pixels(a), self.pixels(b), self.groups,
-            random_groupings=options.random_groupings, calls=options.calls, seed=options.seed, progress=True,
+            self.model, self.classifier, self.pixels(a), self.pixels(b), self.groups,
+            random_groupings=options.random_groupings, sampling_steps=options.sampling_steps,
+            seed=options.seed, progress=True,
         )  # fmt: skip
 
     def selections(self) -> dict[str, Any]:
@@ -294,15 +300,15 @@ class Study:
 
     def draw(self) -> None:
         """Figures 2a, 5 and 7. What they show is chosen by seed and labels, never by how well the model does."""
-        model, calls, (a, b) = self.model, self.options.calls, self.pairs
+        model, sampling_steps, (a, b) = self.model, self.options.sampling_steps, self.pairs
         shown, first = spread_over(self.directions, SHOWN), self.pixels(self.rows[:1])
-        drawn = [save_pushes(model, shown, first, self.options.scale, calls, self.out / "figure2a.png")]
+        drawn = [save_pushes(model, shown, first, self.options.scale, sampling_steps, self.out / "figure2a.png")]
         if len(self.groups) > 1:
             pair = [most_different(self.dataset.labels(), a, b)]
             one, other = self.pixels(a[pair]), self.pixels(b[pair])
-            drawn.append(save_swaps(model, one, other, self.groups, calls, self.out / "figure5.png"))
+            drawn.append(save_swaps(model, one, other, self.groups, sampling_steps, self.out / "figure5.png"))
         firsts, seconds = self.pixels(a[:ROWS]), self.pixels(b[:ROWS])
-        drawn.append(save_ways(model, firsts, seconds, calls, self.out / "figure7.png"))
+        drawn.append(save_ways(model, firsts, seconds, sampling_steps, self.out / "figure7.png"))
         self.figures.extend(path.name for path in drawn)
 
 
@@ -367,7 +373,7 @@ def result_lines(record: dict[str, Any]) -> list[str]:
     if means := record.get("selections", {}).get("mean"):
         aps = ", ".join(f"{method} AP {ap:.1%}" for method, ap in means.items())
         lines.append(f"{record['settings']['dims']} dims chosen by {aps}")
-    if unreadable := record["reader"]["unreadable"]:
+    if unreadable := record["classifier"]["unreadable"]:
         lines.append(f"not readable from pixels, not measured: {', '.join(unreadable)}")
     if record["predicted"]:
         lines.append(f"labels predicted by a network, not true ones: {', '.join(record['predicted'])}")

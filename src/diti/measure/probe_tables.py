@@ -1,4 +1,4 @@
-"""What `diti probe` prints: the mean scores beside their floors, then every attribute."""
+"""What `diti probe` prints: the mean scores beside their baselines, then every attribute."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def print_probe(record: dict[str, Any]) -> None:
 def _means(record: dict[str, Any]) -> Table:
     probes = [(f"{record['model']} ({record['method']})", record["probe"])]
     probes += [(other["name"], other["probe"]) for other in [record.get("against")] if other]
-    probes += [(floor["name"], floor["probe"]) for floor in record.get("floors", ())]
+    probes += [(baseline["name"], baseline["probe"]) for baseline in record.get("baselines", ())]
     scores = [s for s in ("ap", "r", "mse") if record["probe"][f"mean_{s}"] is not None]
     heads = {"ap": "mean AP", "r": "mean r", "mse": "mean MSE"}
     table = Table(title=f"linear probe on {record['data']['name']}", title_justify="left")

@@ -15,7 +15,7 @@ from diti.data.predicted import predicted_columns
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.measure import probe_figures as figures
-from diti.measure.baselines import floors
+from diti.measure.baselines import baselines
 from diti.measure.probe_tables import print_probe
 from diti.probe.disentangle import disentanglement
 from diti.probe.few_shot import few_shot
@@ -39,8 +39,8 @@ class ProbeOptions:
     protocol: str = "converged"
     against: str | None = None  # another model, or the JSON of an earlier probe
     few_shot: tuple[int, ...] = ()
-    floors: bool = True
-    wide_floor: bool = False
+    baselines: bool = True
+    wide_baseline: bool = False
     subsets: bool = True
     disentanglement: bool = False
     reconstruct: int = 0
@@ -131,8 +131,8 @@ class Study:
         }  # fmt: skip
         self.pictures.append(figures.save_attributes(result, self._beside("attributes")))
         self.pictures.append(figures.save_weights(result, self._beside("weights")))
-        if options.floors:
-            record["floors"] = self.floors()
+        if options.baselines:
+            record["baselines"] = self.baselines()
         if options.against:
             record["against"] = self.against(result)
         if options.subsets and self.model.partition.subsets > 1:
@@ -159,12 +159,12 @@ class Study:
             more["mirrored"] = encode_dataset(model, self.dataset, mirrored=True)[self.labels.splits.train]
         return self.labels.probe(codes, self.options.seed, self.options.protocol, **more)
 
-    def floors(self) -> list[dict[str, Any]]:
+    def baselines(self) -> list[dict[str, Any]]:
         """What the same probe finds without a trained encoder."""
         found = []
         source = self.model.backbone if isinstance(self.model, DiTi) else self.model.size
-        for name, features in floors(
-            source, self.dataset, self.model.dims, self.options.seed, self.options.wide_floor
+        for name, features in baselines(
+            source, self.dataset, self.model.dims, self.options.seed, self.options.wide_baseline
         ):
             record = self.labels.probe(features, self.options.seed).record()
             found.append({"name": name, "probe": record})

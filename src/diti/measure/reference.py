@@ -27,7 +27,7 @@ def nearest_distance(codes: Tensor, data: Tensor, neighbours: int = NEIGHBOURS) 
 
 
 @dataclass(frozen=True, eq=False)
-class Yardstick:
+class Reference:
     """Distance to the data in the code of one fixed encoder, the same for all models that are compared.
 
     1 is the usual distance of an image of the same data that the encoder's neighbours do not include.
@@ -53,9 +53,9 @@ class Yardstick:
         )
 
 
-def make_yardstick(
+def make_reference(
     name: str, encoder: nn.Module, dataset: Dataset, count: int = 4_000, held_out: int = 1_000, seed: int = 0
-) -> Yardstick:
+) -> Reference:
     """From `count` training images; `held_out` validation images say what distance is usual."""
     pixels = []
     for split, number in (("train", count), ("valid", held_out)):
@@ -69,7 +69,7 @@ def make_yardstick(
     mean, std = known.mean(0), known.std(0).clamp(min=1e-6)
     codes = (known - mean) / std
     usual = nearest_distance((unseen - mean) / std, codes).mean().item()
-    return Yardstick(name, encoder, mean, std, codes, usual)
+    return Reference(name, encoder, mean, std, codes, usual)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-Tone = Literal["", "best", "paper", "floor"]  # how a cell or row is shown; paper: greyed, not measured here
+Tone = Literal["", "best", "paper", "baseline"]  # how a cell or row is shown; paper: greyed, not measured here
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def report(
     dataset = open_data(data, size_of(paths))
     measure_runs(paths, dataset, data, effort or Effort(), out / LOGS)
     groups = group_runs([read_run(path, dataset) for path in paths])
-    floors = floors_of(groups)
-    built, verdicts = build_tables(groups, floors, paper), tables.verdicts(groups, floors)
+    baselines = baselines_of(groups)
+    built, verdicts = build_tables(groups, baselines, paper), tables.verdicts(groups, baselines)
     page = Page(
         title or f"{listed([group.label for group in groups])} on {dataset.name}",
         "\n\n".join([*([lead] if lead else []), *verdicts]),
@@ -112,10 +112,10 @@ def listed(labels: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-def build_tables(groups: list[Group], floors: Sequence[dict[str, Any]], paper: bool) -> dict[str, Table]:
+def build_tables(groups: list[Group], baselines: Sequence[dict[str, Any]], paper: bool) -> dict[str, Table]:
     """All tables that these runs allow, by key, in the order of the page."""
     found = [
-        tables.table1(groups, floors, paper),
+        tables.table1(groups, baselines, paper),
         tables.counterfactual_table(groups),
         tables.disentanglement_table(groups),
         tables.attribute_table(groups),
@@ -127,10 +127,10 @@ def build_tables(groups: list[Group], floors: Sequence[dict[str, Any]], paper: b
     return {table.key: table for table in found if table.rows}
 
 
-def floors_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def baselines_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """What was probed without a trained encoder, from the run whose probe carries it."""
     probes = [run.probe for group in groups for run in group.runs if run.probe]
-    return next((probe["floors"] for probe in probes if "floors" in probe), [])
+    return next((probe["baselines"] for probe in probes if "baselines" in probe), [])
 
 
 def cut_of(run: Run) -> tuple[int, str, bool]:

@@ -29,13 +29,13 @@ class Effort:
     faces: int = 24  # test images edited per attribute
     pairs: int = 16  # test pairs interpolated
     changes: int = 12  # pairs per attribute for the time-step at which it is lost
-    reader_images: int = 32_000  # images that the attribute reader is trained on
+    classifier_images: int = 32_000  # images that the attribute classifier is trained on
     reconstructed: int = 64  # test images reconstructed
-    floors: bool = True  # also probe what is known without a trained encoder
+    baselines: bool = True  # also probe what is known without a trained encoder
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("faces", "pairs", "changes", "reader_images", "reconstructed"):
+        for name in ("faces", "pairs", "changes", "classifier_images", "reconstructed"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
@@ -53,9 +53,9 @@ class Stage:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was measured with these settings; floors that nobody asked for do no harm."""
+        """Whether it was measured with these settings; baselines that nobody asked for do no harm."""
         noted = self._notes().get(self.name)
-        fits = noted in (self.settings, self.settings | {"floors": True})
+        fits = noted in (self.settings, self.settings | {"baselines": True})
         return (self.folder / MEASURED[self.name]).is_file() and fits
 
     def _notes(self) -> dict[str, Any]:
@@ -101,21 +101,21 @@ def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effo
 
 
 def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort) -> list[Stage]:
-    """All stages of all runs; floors and theory once, with the first run that holds each backbone.
+    """All stages of all runs; baselines and theory once, with the first run that holds each backbone.
 
-    Where none holds one, the first run gets the floors that need no backbone.
+    Where none holds one, the first run gets the baselines that need no backbone.
 
-    The first counterfactuals come first: they train the reader that the others wait for, which come last.
+    The first counterfactuals come first: they train the classifier that the others wait for, which come last.
     """
     stages: list[Stage] = []
-    with_floors: set[str] = set()
+    with_baselines: set[str] = set()
     analysed: set[str] = set()
     holders = [run for run in runs if (run / "unet").is_dir()] or runs[:1]
     for run in runs:
         backbone = sha256_folder(run / "unet")
-        floors = effort.floors and run in holders and backbone not in with_floors
-        with_floors |= {backbone} if floors else set()
-        found = stages_of(run, dataset, data, effort, floors)
+        baselines = effort.baselines and run in holders and backbone not in with_baselines
+        with_baselines |= {backbone} if baselines else set()
+        found = stages_of(run, dataset, data, effort, baselines)
         stages += [stage for stage in found if stage.name != "analysis" or backbone not in analysed]
         analysed |= {backbone for stage in found if stage.name == "analysis"}
     edits = [stage for stage in stages if stage.name == "counterfactuals"]
@@ -123,7 +123,7 @@ def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effor
     return [*edits[:1], *others, *edits[1:]]
 
 
-def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, floors: bool) -> list[Stage]:
+def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines: bool) -> list[Stage]:
     """What can be measured about a run: all of it with labels, the losses by time-step without."""
     folder = measured_folder(run, dataset.name, dataset.hash)
     about = {"encoder": sha256_folder(run / "encoder"), "data": dataset.hash, "seed": effort.seed}
@@ -138,11 +138,11 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, floors: bo
     if dataset.attributes:
         reconstructed = effort.reconstructed if decodes else 0
         words = ["probe", str(run), "--disentanglement", "--reconstruct", str(reconstructed)]
-        words += [] if floors else ["--no-floors"]
-        settings = {"reconstructed": reconstructed, "floors": floors}
-        found.append(stage("probe", words, 60 if floors else 30, **settings))
+        words += [] if baselines else ["--no-baselines"]
+        settings = {"reconstructed": reconstructed, "baselines": baselines}
+        found.append(stage("probe", words, 60 if baselines else 30, **settings))
     if dataset.attributes and decodes:
-        counts = {"images": effort.faces, "pairs": effort.pairs, "reader-images": effort.reader_images}
+        counts = {"images": effort.faces, "pairs": effort.pairs, "classifier-images": effort.classifier_images}
         words = ["counterfactuals", str(run), *(w for k, v in counts.items() for w in (f"--{k}", str(v)))]
         found.append(stage("counterfactuals", words, 80, **counts))
     if read_json(run / "partition.json").get("subsets", 1) != 1:

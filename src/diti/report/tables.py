@@ -1,4 +1,4 @@
-"""The tables of a report, from groups of runs: scores with intervals, floors and the paper's numbers beside them.
+"""The tables of a report, from groups of runs: scores with intervals, beside baselines and the paper's numbers.
 
 Pure functions of what was read; what was not measured is a dash. A cell is bold only where `scores.apart` says so.
 """
@@ -92,8 +92,8 @@ def probe_notes(groups: Sequence[Group]) -> list[str]:
     return notes
 
 
-def floor_records(floors: Sequence[Record]) -> list[tuple[str, Records]]:
-    return [(floor["name"], {"probe": {"probe": floor["probe"]}}) for floor in floors]
+def baseline_records(baselines: Sequence[Record]) -> list[tuple[str, Records]]:
+    return [(baseline["name"], {"probe": {"probe": baseline["probe"]}}) for baseline in baselines]
 
 
 def _shown_measures(groups: Sequence[Group]) -> dict[str, Measure]:
@@ -128,8 +128,8 @@ def _paper_of(run: Run, asked: bool) -> Mapping[str, float] | None:
 # ---- Tables ------------------------------------------------------------------------------------------------
 
 
-def table1(groups: Sequence[Group], floors: Sequence[Record] = (), paper: bool = False) -> Table:
-    """Table 1: methods × probe scores, floors below, the paper's numbers in grey where they are of the same data.
+def table1(groups: Sequence[Group], baselines: Sequence[Record] = (), paper: bool = False) -> Table:
+    """Table 1: methods × probe scores, baselines below, the paper's numbers in grey where the data is the same.
 
     paper: show them on other data too, with a note.
     """
@@ -141,13 +141,17 @@ def table1(groups: Sequence[Group], floors: Sequence[Record] = (), paper: bool =
         for group, row in zip(groups, cells, strict=True)
     ]
     below = [
-        (name, [score_cell(measure.of(records), measure, "floor") for measure in measures.values()])
-        for name, records in floor_records(floors)
+        (name, [score_cell(measure.of(records), measure, "baseline") for measure in measures.values()])
+        for name, records in baseline_records(baselines)
     ]
     if "ap" in measures and (chance := _chance_ap(groups)) is not None:
-        knows_nothing = score_cell(Score(100 * chance), PROBED["ap"], "floor")
-        below.append(("chance", [knows_nothing if key == "ap" else Cell("–", tone="floor") for key in measures]))
-    rows += [[Cell(name, tone="floor"), *row, *(Cell("", tone="floor") for _ in keys)] for name, row in below]
+        knows_nothing = score_cell(Score(100 * chance), PROBED["ap"], "baseline")
+        below.append(
+            ("chance", [knows_nothing if key == "ap" else Cell("–", tone="baseline") for key in measures])
+        )
+    rows += [
+        [Cell(name, tone="baseline"), *row, *(Cell("", tone="baseline") for _ in keys)] for name, row in below
+    ]
     headings = ["method", *_headings(measures, keys)]
     notes = [*probe_notes(groups), *undecided, paper_note]
     title = "Table 1: attributes read by a linear probe"
@@ -212,8 +216,10 @@ def _with_chance(group: Group, reduction: str, cells: Sequence[Cell]) -> list[li
         return [[Cell(group.label), *cells]]
     name = f"{group.label}, {REDUCTIONS[reduction].format(found[0]['dims'])}"
     measures = disentangled_measures(reduction)
-    chance = [score_cell(_chance(found, key), m, "floor") for key, m in zip(DISENTANGLED, measures, strict=True)]
-    return [[Cell(name), *cells], [Cell(f"{name}: chance", tone="floor"), *chance]]
+    chance = [
+        score_cell(_chance(found, key), m, "baseline") for key, m in zip(DISENTANGLED, measures, strict=True)
+    ]
+    return [[Cell(name), *cells], [Cell(f"{name}: chance", tone="baseline"), *chance]]
 
 
 def _reduced(group: Group, reduction: str) -> list[Record]:
@@ -232,7 +238,7 @@ def _chance(reductions: Sequence[Record], name: str) -> Score | None:
 
 
 def counterfactual_table(groups: Sequence[Group]) -> Table:
-    """What edits of z do to images, as a reader of attributes sees it (`diti.measure.counterfactual_scores`)."""
+    """What edits of z do to images, as a attribute classifier sees it (`diti.measure.counterfactual_scores`)."""
     shown = groups if any(run.counterfactuals for group in groups for run in group.runs) else []
     cells, undecided = score_columns(shown, EDITED)
     rows = [[Cell(group.label), *row] for group, row in zip(shown, cells, strict=True)]
@@ -339,8 +345,8 @@ def _attribute_score(name: str, key: str) -> Callable[[Records], Score | None]:
 # ---- In words ----------------------------------------------------------------------------------------------
 
 
-def verdicts(groups: Sequence[Group], floors: Sequence[Record] = ()) -> list[str]:
-    """By each score that has intervals two groups, of several the best two, then the best floor."""
+def verdicts(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[str]:
+    """By each score that has intervals two groups, of several the best two, then the best baseline."""
     found = []
     for measure in [*PROBED.values(), *(m for m in EDITED if m.better)]:
         scores = [(group.label, score) for group in groups if (score := over_runs(group, measure.of))]
@@ -350,7 +356,7 @@ def verdicts(groups: Sequence[Group], floors: Sequence[Record] = ()) -> list[str
         if len(scores) > 1:
             (first, a), (second, b) = scores[:2]
             found.append(verdict(first, a, second, b, measure))
-    return found + [sentence for m in PROBED.values() if (sentence := floor_verdict(m, groups, floors))]
+    return found + [sentence for m in PROBED.values() if (sentence := baseline_verdict(m, groups, baselines))]
 
 
 def verdict(first: str, a: Score, second: str, b: Score, measure: Measure) -> str:
@@ -363,19 +369,19 @@ def verdict(first: str, a: Score, second: str, b: Score, measure: Measure) -> st
     return f"{numbers}: {ahead} is ahead by {measure.text(abs(a.value - b.value))}{less}."
 
 
-def floor_verdict(measure: Measure, groups: Sequence[Group], floors: Sequence[Record]) -> str:
+def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Sequence[Record]) -> str:
     """Which methods do not pass what is known without a trained encoder; empty where all do."""
-    reached = [(name, score) for name, records in floor_records(floors) if (score := measure.of(records))]
+    reached = [(name, score) for name, records in baseline_records(baselines) if (score := measure.of(records))]
     if not reached:
         return ""
-    name, floor = max(reached, key=lambda item: measure.better * item[1].value)
+    name, baseline = max(reached, key=lambda item: measure.better * item[1].value)
     scores = {group.label: over_runs(group, measure.of) for group in groups}
     below = [
         f"{label} ({measure.text(own.value)})"
         for label, own in scores.items()
-        if own and measure.better * (own.value - floor.value) <= 0
+        if own and measure.better * (own.value - baseline.value) <= 0
     ]
-    best = f"{name}, which needs no training, reaches {measure.text(floor.value)} {measure.unit}"
+    best = f"{name}, which needs no training, reaches {measure.text(baseline.value)} {measure.unit}"
     return f"{best}: not passed by {', '.join(below)}." if below else ""
 
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from diti.report.blocks import Table
 
-STYLES = {"": "", "best": "bold", "paper": "dim", "floor": "italic"}
+STYLES = {"": "", "best": "bold", "paper": "dim", "baseline": "italic"}
 
 
 def print_table(table: Table) -> None:

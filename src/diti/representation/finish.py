@@ -32,7 +32,7 @@ def finish(
     origin: for the card, how it was made. pictures: file in the folder → what it shows, besides the method's own.
     """
     model.save(run.path)
-    findings = method.check(model, dataset, run.path)
+    findings = method.assess(model, dataset, run.path)
     findings = dataclasses.replace(findings, pictures={**findings.pictures, **(pictures or {})})
     write_json(run.path / "checks.json", findings.facts)
     write_text(run.path / "card.md", card(method, model, findings, backbone, origin))

@@ -27,7 +27,7 @@ class Interpolate:
     masked: bool = True  # at each time-step only the subsets up to it enter, as in training
     frames: File = None  # also write every image to this folder
     animate: File = None  # also write an animation, .gif or .webp
-    calls: int = 25  # network calls per image and way
+    sampling_steps: int = 25  # network calls from image to noise, and back
     seed: int = 0
 
     def run(self) -> None:
@@ -37,7 +37,7 @@ class Interpolate:
         lines = interpolate_files(
             load_with_decoder(self.model), self.first, self.second, self.subset.split(","),
             numbers("--scales", self.scales), self.out, x_t=self.x_t, masked=self.masked, frames=self.frames,
-            animate=self.animate, calls=self.calls, seed=self.seed,
+            animate=self.animate, sampling_steps=self.sampling_steps, seed=self.seed,
         )  # fmt: skip
         print("\n".join(lines))
         next_command(f"diti manipulate {self.model} {self.first} --attribute NAME --data DATA")
@@ -59,7 +59,7 @@ class Manipulate:
     out: Path = Path("manipulation.png")  # picture to write
     masked: bool = True  # at each time-step only the subsets up to it enter, as in training
     stop_guidance: float = 0.0  # share of the last steps, such as 0.3, left to the frozen model alone
-    calls: int = 25  # network calls per image and way
+    sampling_steps: int = 25  # network calls from image to noise, and back
     seed: int = 0
 
     def run(self) -> None:
@@ -70,7 +70,7 @@ class Manipulate:
         lines = manipulate_files(
             self.model, self.image, self.attribute, self.data, self.dims, both_signs, self.out,
             selection=self.selection, along=self.along, masked=self.masked, stop_guidance=self.stop_guidance,
-            calls=self.calls, seed=self.seed,
+            sampling_steps=self.sampling_steps, seed=self.seed,
         )  # fmt: skip
         print("\n".join(lines))
         next_command(f"diti counterfactuals {self.model} --data {self.data}")
@@ -83,13 +83,17 @@ class Sample:
     model: Model  # model or backbone folder, shipped name or hub id
     count: Count = 16  # how many images
     out: Path = Path("samples.png")  # picture to write
-    calls: int = 25  # network calls per image
+    sampling_steps: int = 25  # network calls per image
     seed: int = 0
 
     def run(self) -> None:
         from diti.edit.variations import save_samples
 
-        print("\n".join(save_samples(self.model, self.count, self.out, seed=self.seed, calls=self.calls)))
+        print(
+            "\n".join(
+                save_samples(self.model, self.count, self.out, seed=self.seed, sampling_steps=self.sampling_steps)
+            )
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +104,15 @@ class Vary:
     image: Picture
     count: Count = 8  # how many variations
     out: Path = Path("variations.png")  # picture to write
-    calls: int = 25  # network calls per image
+    sampling_steps: int = 25  # network calls per image
     seed: int = 0
 
     def run(self) -> None:
         from diti.edit.variations import save_variations
 
-        path = save_variations(self.model, self.image, self.count, self.out, seed=self.seed, calls=self.calls)
+        path = save_variations(
+            self.model, self.image, self.count, self.out, seed=self.seed, sampling_steps=self.sampling_steps
+        )
         print(f"wrote {path}")
 
 

@@ -28,7 +28,7 @@ class Encode:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Measure what the code knows about labelled attributes: linear probes, floors, subsets; JSON and figures."""
+    """Measure what the code knows of labelled attributes: linear probes, baselines, subsets; JSON and figures."""
 
     model: Model  # model folder, shipped name or hub id
     data: str  # images with attributes: whatever --data accepts elsewhere
@@ -37,8 +37,8 @@ class Probe:
     """converged: L2 chosen on validation images, fitted to the optimum; paper: the authors' 15 epochs of Adam."""
     against: Name = None  # another model, or the JSON of an earlier probe, to compare attribute by attribute
     few_shot: CommaList = ""  # also with only so many labels, such as 10,100,1000
-    floors: bool = True  # also probe PCA of pixels, a random encoder and PCA of the frozen backbone's features
-    wide_floor: bool = False  # also all of those features, thousands of dims: minutes
+    baselines: bool = True  # also probe PCA of pixels, a random encoder and PCA of the frozen backbone's features
+    wide_baseline: bool = False  # also all of those features, thousands of dims: minutes
     subsets: bool = True  # also the subset × attribute matrix, and the score against the number of subsets
     disentanglement: bool = False  # also DCI, FactorVAE score, MIG, SAP, TAD, taking the attributes as factors
     reconstruct: int = 0  # also reconstruct so many test images: MSE, PSNR, SSIM
@@ -49,8 +49,8 @@ class Probe:
         from diti.representation.methods.registry import find_method
 
         options = ProbeOptions(
-            protocol=self.protocol, against=self.against, floors=self.floors,
-            wide_floor=self.wide_floor, subsets=self.subsets,
+            protocol=self.protocol, against=self.against, baselines=self.baselines,
+            wide_baseline=self.wide_baseline, subsets=self.subsets,
             few_shot=tuple(int(n) for n in numbers("--few-shot", self.few_shot)) if self.few_shot else (),
             disentanglement=self.disentanglement, reconstruct=self.reconstruct, seed=self.seed,
         )  # fmt: skip
@@ -120,7 +120,9 @@ class Counterfactuals:
     out: Path = Path("counterfactuals")  # folder for counterfactuals.json and the figures 2a, 5 and 7
     images: int = 64  # test images edited, each along every attribute
     pairs: int = 48  # test pairs interpolated
-    reader_images: Number = None  # length of the training of the attribute reader, images; kept for the data
+    classifier_images: Number = (
+        None  # length of the training of the attribute classifier, images; kept for the data
+    )
     dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
     scale: float = 0.3  # strength s; the code moves by s √d standard deviations
     selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
@@ -132,7 +134,7 @@ class Counterfactuals:
 
         options = CounterfactualOptions(
             images=self.images, pairs=self.pairs, dims=self.dims, scale=self.scale, selection=self.selection,
-            along=self.along, reader_images=self.reader_images, seed=self.seed,
+            along=self.along, classifier_images=self.classifier_images, seed=self.seed,
         )  # fmt: skip
         measure_counterfactuals(self.model, self.data, self.out, options)
 
@@ -148,8 +150,8 @@ class Report:
     faces: int = 24  # test images edited per attribute
     pairs: int = 16  # test pairs interpolated
     changes: int = 12  # pairs per attribute for the time-step at which it is lost
-    reader_images: int = 32_000  # length of the training of the attribute reader, images
-    floors: bool = True  # also probe PCA of pixels, a random encoder and PCA of the backbone's features
+    classifier_images: int = 32_000  # length of the training of the attribute classifier, images
+    baselines: bool = True  # also probe PCA of pixels, a random encoder and PCA of the backbone's features
     paper: bool = False  # show the paper's numbers, greyed, even where the data are not the paper's
     seed: int = 0
 
@@ -159,8 +161,8 @@ class Report:
         from diti.report.terminal import print_table
 
         effort = Effort(
-            faces=self.faces, pairs=self.pairs, changes=self.changes, reader_images=self.reader_images,
-            floors=self.floors, seed=self.seed,
+            faces=self.faces, pairs=self.pairs, changes=self.changes, classifier_images=self.classifier_images,
+            baselines=self.baselines, seed=self.seed,
         )  # fmt: skip
         built = report(self.runs, self.out, data=self.data, effort=effort, paper=self.paper)
         print_table(built.tables[0])

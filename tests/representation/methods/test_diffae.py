@@ -154,9 +154,9 @@ def test_an_image_comes_back_from_its_noise_and_code(learned):
     def error(images: torch.Tensor, wanted: torch.Tensor = PAIR) -> float:
         return (images - wanted).square().mean().item()
 
-    few, many = (error(learned.reconstruct(PAIR, calls=calls)) for calls in (10, 50))
+    few, many = (error(learned.reconstruct(PAIR, sampling_steps=sampling_steps)) for sampling_steps in (10, 50))
     assert many < 1e-4 and many < 0.1 * few
-    x_T = learned.infer_noise(PAIR, calls=50)
+    x_T = learned.infer_noise(PAIR, sampling_steps=50)
     wrong = learned.decode(learned.encode(PAIR).flip(0), x_T, 50, clamp=False)
     assert error(wrong) > 100 * many, "the field depends on z"
     random = learned.reconstruct(PAIR, "random")
@@ -256,19 +256,19 @@ def test_it_does_without_a_backbone(config, tmp_path):
     objective = method.build(replace(config, backbone=""), None, data)
     assert objective(to_float(data.pixels([0, 1])), Draws(0, 0, 2)).total.isfinite()
     method.model(objective, config, torch.zeros(DIMS), torch.ones(DIMS)).save(tmp_path)
-    assert diti.load(tmp_path).reconstruct(data.pixels([0]), calls=2).shape == (1, 3, 32, 32)
+    assert diti.load(tmp_path).reconstruct(data.pixels([0]), sampling_steps=2).shape == (1, 3, 32, 32)
 
 
 def test_what_cannot_be_built_is_one_line(config, backbone):
-    refuse = find_method("diffae").refuse
-    refuse(config, backbone)
-    refuse(config, 32)
+    validate = find_method("diffae").validate
+    validate(config, backbone)
+    validate(config, 32)
     with pytest.raises(InputError, match=r"--detach needs several subsets and diffae has one"):
-        refuse(replace(config, detach=True), backbone)
+        validate(replace(config, detach=True), backbone)
     with pytest.raises(InputError, match=r"encoder 'backbone' is a copy of a backbone, and none is given"):
-        refuse(replace(config, code=replace(CODE, encoder="backbone")), 32)
+        validate(replace(config, code=replace(CODE, encoder="backbone")), 32)
     with pytest.raises(InputError, match=r"size is 36 px; 3 levels and unshuffle 2 need a multiple of 8"):
-        refuse(config, 36)
+        validate(config, 36)
 
 
 def test_the_whole_command_line(place, tmp_path, monkeypatch, capsys):
@@ -278,11 +278,11 @@ def test_the_whole_command_line(place, tmp_path, monkeypatch, capsys):
     data, training = f"--data {place / 'faces'}", "--images 64 --train-batch-size 16 --log-images 64 --code-dim 12"
     commands = (
         f"train --method diffae {data} --backbone {place / 'backbone'} {training} --out model",
-        "interpolate model a.png b.png --subset all --scales 0,1 --calls 3 --out between.png",
-        f"manipulate model a.png --attribute hat {data} --dims 4 --calls 3 --out hat.png",
-        "vary model a.png -n 2 --calls 3 --out varied.png",
+        "interpolate model a.png b.png --subset all --scales 0,1 --sampling-steps 3 --out between.png",
+        f"manipulate model a.png --attribute hat {data} --dims 4 --sampling-steps 3 --out hat.png",
+        "vary model a.png -n 2 --sampling-steps 3 --out varied.png",
         f"train-latent model {data} --codes 2560",
-        "sample model -n 2 --calls 3 --out drawn.png",
+        "sample model -n 2 --sampling-steps 3 --out drawn.png",
     )
     for command in commands:
         assert main(command.split()) == 0, f"{command}: {capsys.readouterr().err}"

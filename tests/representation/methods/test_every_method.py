@@ -40,7 +40,7 @@ def test_a_method_beats_chance_and_leaves_the_one_kind_of_folder(name, tmp_path)
     if isinstance(model, DecodingModel):
         assert find_method(name).decodes
         images = torch.from_numpy(data.images[:2].copy()).permute(0, 3, 1, 2) / 127.5 - 1
-        assert model.reconstruct(images, calls=2).shape == images.shape
+        assert model.reconstruct(images, sampling_steps=2).shape == images.shape
 
 
 def test_the_six_are_there_and_each_ignores_the_settings_of_the_others():

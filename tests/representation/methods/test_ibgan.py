@@ -272,7 +272,7 @@ def test_bad_settings_are_refused(config, section, wrong, words, tmp_path):
 
 def test_a_size_that_cannot_be_drawn_is_refused_early(config):
     with pytest.raises(InputError, match=r"the image is 24 px"):
-        find_method("ibgan").refuse(config, 24)
+        find_method("ibgan").validate(config, 24)
 
 
 def test_data_of_few_images_is_told_before_the_training_or_trains(config, tmp_path):

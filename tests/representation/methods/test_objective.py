@@ -91,11 +91,11 @@ def test_the_frozen_model_gets_no_gradient_and_stays_in_inference_mode(model):
 def test_loss_curves_are_those_losses_from_one_run_of_the_frozen_network(model, monkeypatch):
     t, noise = torch.tensor([0, 10, 200, 500, 800, 999]), DRAWS.normal("noise", (3, 16, 16))
     monkeypatch.setattr(checks, "fixed_batches", lambda *_: [(IMAGES, t, noise)])
-    calls: list[int] = []
-    model.backbone.unet.conv_in.register_forward_hook(lambda *_: calls.append(1))
+    sampling_steps: list[int] = []
+    model.backbone.unet.conv_in.register_forward_hook(lambda *_: sampling_steps.append(1))
     model.encoder.eval()
     found = checks.loss_curves(model.encoder, model.decoder.eval(), model.partition, None)
-    assert len(calls) == 1
+    assert len(sampling_steps) == 1
     with torch.no_grad():
         z = model.encoder(IMAGES)
         for code, losses in ((z, found.with_z), (z.roll(1, 0), found.shuffled)):

@@ -23,7 +23,7 @@ from diti.core.runs import RunFolder
 from diti.data import toyfaces
 from diti.data.sources import open_data
 from diti.interop.onnx import properties
-from diti.measure.baselines import floors
+from diti.measure.baselines import baselines
 from diti.representation.methods import base
 from diti.representation.methods.registry import METHODS, Method, find_method, known_methods, register, title_of
 from diti.representation.models.decoding import load_with_decoder
@@ -135,11 +135,14 @@ def test_it_is_probed_beside_the_floors_that_need_no_backbone(folder, tmp_path):
     assert main(["probe", str(folder), "--data", "toyfaces:300", "--out", str(tmp_path / "probe.json")]) == 0
     record = json.loads((tmp_path / "probe.json").read_text())
     assert record["method"] == "colour" and 0 < record["probe"]["mean_ap"] < 1 and "subsets" not in record
-    assert [floor["name"] for floor in record["floors"]] == ["PCA of pixels, 12 dims", "random encoder, 12 dims"]
+    assert [floor["name"] for floor in record["baselines"]] == [
+        "PCA of pixels, 12 dims",
+        "random encoder, 12 dims",
+    ]
 
 
 def test_the_next_command_after_a_probe_is_one_that_the_model_can(folder, tmp_path, capsys):
-    words = ["probe", str(folder), "--data", DATA, "--no-floors", "--out", str(tmp_path / "probe.json")]
+    words = ["probe", str(folder), "--data", DATA, "--no-baselines", "--out", str(tmp_path / "probe.json")]
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"encode {folder} {DATA} --out features.parquet")
 
@@ -206,9 +209,9 @@ def test_a_backbone_is_asked_for_where_one_is_needed(config, backbone, tmp_path,
     with pytest.raises(InputError, match="method diti needs a backbone"):
         train_model(replace(config, method="diti"), tmp_path / "run")
     with pytest.raises(InputError, match="use encoder 'residual'"):
-        find_method("colour").refuse(replace(config, code=EncoderConfig()), 32)
+        find_method("colour").validate(replace(config, code=EncoderConfig()), 32)
     with pytest.raises(InputError, match="name one with --backbone"):
-        find_method("diti").refuse(config, 32)
+        find_method("diti").validate(config, 32)
     assert not (tmp_path / "run").exists()
 
 
@@ -232,7 +235,7 @@ def test_the_usual_evaluation_is_the_mean_loss_of_fixed_draws():
 
 
 def test_floors_without_a_backbone_have_the_images_size():
-    found = dict(floors(16, open_data(DATA, 16), 5, seed=0))
+    found = dict(baselines(16, open_data(DATA, 16), 5, seed=0))
     assert [f.shape for f in found.values()] == [(200, 5), (200, 5)]
 
 

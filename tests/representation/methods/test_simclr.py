@@ -217,12 +217,12 @@ def test_an_image_alone_cannot_be_compared(config, tmp_path, capsys):
         simclr.nt_xent(rows(1, 0), rows(1, 1), 0.5)
     alone = replace(config, training=replace(LENGTH, train_batch_size=1))
     with pytest.raises(InputError, match=r"--train-batch-size is 1, .*use 2 or more"):
-        find_method("simclr").refuse(alone, 32)
+        find_method("simclr").validate(alone, 32)
     words = ["train", "--method", "simclr", "--encoder", "residual", "--data", DATA, "--images", 64]
     words += ["--train-batch-size", 1, "--out", tmp_path / "run"]
     assert "simclr compares the images of a batch; use 2 or more" in complaint(capsys, *words)
     with pytest.raises(InputError, match="code_dim is 0"):
-        find_method("simclr").refuse(replace(config, code=replace(CODE, code_dim=0)), 32)
+        find_method("simclr").validate(replace(config, code=replace(CODE, code_dim=0)), 32)
 
 
 def test_a_batch_is_not_cut_into_parts(config, tmp_path):

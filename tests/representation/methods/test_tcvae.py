@@ -318,7 +318,7 @@ def test_two_processes_with_half_the_batch_equal_one(dataset, tmp_path):
 def test_unused_dims_are_counted_and_called_collapse(config, tmp_path):
     model = tcvae.model(objective(), config, torch.zeros(DIMS), torch.ones(DIMS))
     torch.nn.init.zeros_(model.encoder.head.weight)
-    facts = tcvae.check(model, open_data(config.data, SIZE), tmp_path)
+    facts = tcvae.assess(model, open_data(config.data, SIZE), tmp_path)
     assert facts.facts["active_dims"] == 0 and facts.facts["dims"] == DIMS
     assert f"posterior collapse: only 0 of {DIMS} dims" in facts.sentences[1]
     spread = torch.tensor([[0.0, 0.09, 0.11, 5.0], [0.0, -0.09, -0.11, -5.0]])
@@ -332,11 +332,11 @@ def test_bad_settings_are_one_line(config, tmp_path):
         with pytest.raises(InputError, match="weights of tcvae must be 0 or more, and pixel_std above 0"):
             VAEConfig(**wrong)
     method = find_method("tcvae")
-    method.refuse(config, 32)
+    method.validate(config, 32)
     with pytest.raises(InputError, match="the image is 24 px; a decoder in one go draws 8, 16"):
-        method.refuse(config, 24)
+        method.validate(config, 24)
     with pytest.raises(InputError, match="code_dim is 9999"):
-        method.refuse(replace(config, code=replace(CODE, code_dim=9999)), 32)
+        method.validate(replace(config, code=replace(CODE, code_dim=9999)), 32)
     with pytest.raises(InputError, match="would compare the images of each part alone"):
         train_model(replace(config, training=replace(LENGTH, gradient_accumulation_steps=2)), tmp_path / "run")
 

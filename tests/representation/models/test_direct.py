@@ -68,9 +68,11 @@ def test_decode_is_the_decoder_in_inference_mode_whatever_fits_at_once(monkeypat
     model.decoder.train()
     monkeypatch.setattr(decoding, "PIXELS_AT_ONCE", 2 * 16 * 16)
     seen = []
-    images = model.decode(z, noise, calls=50, on_step=lambda index, total, x: seen.append((index, total, len(x))))
+    images = model.decode(
+        z, noise, sampling_steps=50, on_step=lambda index, total, x: seen.append((index, total, len(x)))
+    )
     assert torch.allclose(images, expected, atol=1e-6) and model.decoder.training
-    assert seen == [(0, 3, 2), (1, 3, 2), (2, 3, 1)] and model.steps_of(5, calls=50) == 3
+    assert seen == [(0, 3, 2), (1, 3, 2), (2, 3, 1)] and model.steps_of(5, sampling_steps=50) == 3
     assert not torch.allclose(model.decode(z, -noise), images), "the noise must matter"
 
 
@@ -85,7 +87,7 @@ def test_the_noise_of_an_image_is_zero_and_reconstruction_decodes_its_code():
     model = make()
     seen = []
     noise = model.infer_noise(IMAGES, on_step=lambda *step: seen.append(step))
-    assert torch.equal(noise, torch.zeros(5, 3)) and len(seen) == model.steps_of(5, calls=1) == 1
+    assert torch.equal(noise, torch.zeros(5, 3)) and len(seen) == model.steps_of(5, sampling_steps=1) == 1
     expected = model.decode(model.encode(IMAGES), torch.zeros(5, 3))
     assert torch.equal(model.reconstruct(IMAGES), expected)
     assert not torch.allclose(model.reconstruct(IMAGES, "random", seed=1), expected)
@@ -104,8 +106,10 @@ def test_the_prior_is_standard_normal_and_its_first_codes_stay_the_same():
 def test_any_number_of_steps_is_taken_as_one():
     model, z = make(), codes(2)
     noise = model.new_noise(2, seed=0)
-    model.check_calls(10**6)
-    assert torch.equal(model.decode(z, noise, calls=1), model.decode(z, noise, calls=10**6, clamp=False))
+    model.validate_sampling_steps(10**6)
+    assert torch.equal(
+        model.decode(z, noise, sampling_steps=1), model.decode(z, noise, sampling_steps=10**6, clamp=False)
+    )
 
 
 def test_a_saved_model_comes_back(registered, tmp_path):

@@ -27,7 +27,7 @@ def test_a_folder_gives_the_same_model_wherever_it_is_copied(model, folder, tmp_
     again = diti.load(tmp_path / "else where")
     assert torch.equal(again.encode(PIXELS), model.encode(PIXELS))
     z, noise = model.encode(PIXELS), torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(again.decode(z, noise, calls=3), model.decode(z, noise, calls=3))
+    assert torch.equal(again.decode(z, noise, sampling_steps=3), model.decode(z, noise, sampling_steps=3))
     assert again.partition == model.partition and again.method == "diti"
     assert again.feature_names()[0] == "z000_t0000" and len(again.feature_names()) == model.dims
 
@@ -78,17 +78,17 @@ def test_inference_leaves_modes_and_random_state_alone(model):
     model.encoder.train()
     model.decoder.train()
     before = torch.get_rng_state()
-    model.reconstruct(PIXELS[:1], calls=2)
-    model.reconstruct(PIXELS[:1], "random", calls=2)
+    model.reconstruct(PIXELS[:1], sampling_steps=2)
+    model.reconstruct(PIXELS[:1], "random", sampling_steps=2)
     assert model.encoder.training and model.decoder.training and not model.backbone.training
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_inferred_noise_brings_the_image_back(model):
     images = to_float(PIXELS)
-    errors = [(model.reconstruct(images, calls=c) - images).square().mean().item() for c in (10, 40, 160)]
+    errors = [(model.reconstruct(images, sampling_steps=c) - images).square().mean().item() for c in (10, 40, 160)]
     assert errors[0] > 2 * errors[1] > 4 * errors[2], "a wild network needs many calls, but converges"
-    random = (model.reconstruct(images, "random", calls=40) - images).square().mean().item()
+    random = (model.reconstruct(images, "random", sampling_steps=40) - images).square().mean().item()
     assert random > 2 * errors[2], "random noise gives another image"
     with pytest.raises(InputError, match="allowed: inferred, random"):
         model.reconstruct(images, "none")
@@ -130,7 +130,7 @@ def test_a_model_whose_decoder_is_linear_alone(model, tmp_path):
             assert torch.allclose(model.guided_eps(z)(x, t), expected, atol=1e-4)
             assert torch.equal(again.guided_eps(z)(x, t), model.guided_eps(z)(x, t))
         assert change.std() > 1e-3
-    assert torch.equal(again.decode(z, x, calls=3), model.decode(z, x, calls=3))
+    assert torch.equal(again.decode(z, x, sampling_steps=3), model.decode(z, x, sampling_steps=3))
     assert again.to("meta").decoder.linear.weights.is_meta, "it moves with the model"
 
 

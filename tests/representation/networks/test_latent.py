@@ -110,13 +110,15 @@ def test_time_and_every_layer_matter():
 def test_samples_follow_the_seed_and_nothing_else(of_blobs):
     latent, _ = of_blobs
     before = torch.get_rng_state()
-    first = latent.sample(8, seed=3, calls=10)
-    assert torch.equal(before, torch.get_rng_state()) and torch.equal(first, latent.sample(8, seed=3, calls=10))
-    assert not torch.allclose(first, latent.sample(8, seed=4, calls=10))
+    first = latent.sample(8, seed=3, sampling_steps=10)
+    assert torch.equal(before, torch.get_rng_state()) and torch.equal(
+        first, latent.sample(8, seed=3, sampling_steps=10)
+    )
+    assert not torch.allclose(first, latent.sample(8, seed=4, sampling_steps=10))
     with pytest.raises(InputError, match=r"count is 0"):
         latent.sample(0, seed=0)
-    with pytest.raises(InputError, match=r"calls is 1001"):
-        latent.sample(1, seed=0, calls=1001)
+    with pytest.raises(InputError, match=r"1001 sampling steps"):
+        latent.sample(1, seed=0, sampling_steps=1001)
 
 
 def test_a_continued_run_equals_an_uninterrupted_one(tmp_path):

@@ -103,10 +103,10 @@ def test_only_the_last_convolution_hides_z_at_the_start(start):
 def test_the_shared_down_path_runs_once():
     frozen = backbone()
     decoder = ShiftDecoder(frozen, dims=6)
-    calls: list[int] = []
-    frozen.unet.conv_in.register_forward_hook(lambda *_: calls.append(1))
+    sampling_steps: list[int] = []
+    frozen.unet.conv_in.register_forward_hook(lambda *_: sampling_steps.append(1))
     decoder(*batch())
-    assert len(calls) == 1
+    assert len(sampling_steps) == 1
 
 
 def test_a_random_start_is_zero_reproducible_and_leaves_the_global_state_alone():
@@ -289,15 +289,15 @@ def test_without_g_a_call_costs_what_the_frozen_model_costs():
     assert decoder.path is None
     assert sum(p.numel() for p in decoder.parameters()) == sum(p.numel() for p in frozen.parameters())
     assert not any(p.requires_grad for p in decoder.parameters())
-    calls: list[str] = []
+    sampling_steps: list[str] = []
     for name, module in frozen.unet.named_modules():
-        module.register_forward_hook(lambda *_, name=name: calls.append(name))
+        module.register_forward_hook(lambda *_, name=name: sampling_steps.append(name))
     with torch.no_grad():
         decoder(*batch())
-        ours = list(calls)
-        calls.clear()
+        ours = list(sampling_steps)
+        sampling_steps.clear()
         frozen.eps(*batch()[:2])
-    assert ours == calls
+    assert ours == sampling_steps
 
 
 def test_without_g_any_unet_will_do():
@@ -350,11 +350,11 @@ def test_one_run_of_the_frozen_network_serves_many_codes():
     x, t, z = batch()
     with torch.no_grad():
         expected = [decoder(x, t, code) for code in (z, -z)]
-        calls: list[int] = []
-        frozen.unet.conv_in.register_forward_hook(lambda *_: calls.append(1))
+        sampling_steps: list[int] = []
+        frozen.unet.conv_in.register_forward_hook(lambda *_: sampling_steps.append(1))
         once = decoder.frozen(x, t)
         found = [decoder.respond(once, t, code) for code in (z, -z)]
-    assert len(calls) == 1
+    assert len(sampling_steps) == 1
     for one, other in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 

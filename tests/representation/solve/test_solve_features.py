@@ -51,8 +51,8 @@ def test_the_code_and_the_noise_of_an_image_give_it_back(made):
     dataset, features, model = made
     rows = dataset.rows("test")[:4]
     images, z = to_float(dataset.pixels(rows)), model.encode(features[rows])
-    noise = model.infer_noise(images, z, calls=25)
-    assert (model.decode(z, noise, calls=25, clamp=False) - images).square().mean() < 0.05
+    noise = model.infer_noise(images, z, sampling_steps=25)
+    assert (model.decode(z, noise, sampling_steps=25, clamp=False) - images).square().mean() < 0.05
 
 
 def test_images_are_refused_in_one_line(made, tmp_path, capsys):
@@ -76,7 +76,7 @@ def test_the_folder_brings_it_back(made, tmp_path):
     assert torch.equal(again.encode(features), model.encode(features)) and again.partition == model.partition
     noise = model.new_noise(2, seed=0)
     z = model.encode(features[:2])
-    torch.testing.assert_close(again.decode(z, noise, calls=3), model.decode(z, noise, calls=3))
+    torch.testing.assert_close(again.decode(z, noise, sampling_steps=3), model.decode(z, noise, sampling_steps=3))
 
 
 @pytest.mark.parametrize(

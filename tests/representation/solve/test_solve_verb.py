@@ -70,7 +70,7 @@ def test_the_model_loads_encodes_and_reconstructs(run, images):
     assert model.partition.kind == "matched" and model.partition.subsets == 4 and model.method == "diti"
     z = model.encode(images)
     assert z.shape == (4, 12) and torch.isfinite(z).all()
-    assert (model.reconstruct(images, calls=25) - images).square().mean() < 0.05
+    assert (model.reconstruct(images, sampling_steps=25) - images).square().mean() < 0.05
     dataset = open_data(DATA, 16)
     codes = model.encode(dataset.images[dataset.rows("train")])
     torch.testing.assert_close(codes.mean(0), model.mean, atol=1e-4, rtol=0)
@@ -83,9 +83,9 @@ def test_another_code_gives_another_image(run, images):
     """What manipulation does: the same noise, a moved code."""
     model = diti.load(run)
     z = model.encode(images)
-    noise = model.infer_noise(images, z, calls=10)
-    same = model.decode(z, noise, calls=10, clamp=False)
-    moved = model.decode(z + 3 * model.std, noise, calls=10, clamp=False)
+    noise = model.infer_noise(images, z, sampling_steps=10)
+    same = model.decode(z, noise, sampling_steps=10, clamp=False)
+    moved = model.decode(z + 3 * model.std, noise, sampling_steps=10, clamp=False)
     assert torch.isfinite(moved).all() and (moved - same).abs().max() > 1e-3
 
 
@@ -100,7 +100,7 @@ def test_encode_and_interpolate(run, images, tmp_path):
         Image.fromarray(pixels).save(tmp_path / f"{name}.png")
     pair = [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
     picture = tmp_path / "between.png"
-    assert main(["interpolate", str(run), *pair, "--calls", "4", "--out", str(picture)]) == 0
+    assert main(["interpolate", str(run), *pair, "--sampling-steps", "4", "--out", str(picture)]) == 0
     assert picture.stat().st_size > 1000
 
 
@@ -143,7 +143,7 @@ def test_pdae_is_never_masked(run, images):
     quick = {**SETTINGS, "images": 192, "stretches": 1}
     model = diti.solve(open_data(DATA, 16), tiny_backbone(), method="pdae", **quick)
     assert model.method == "pdae" and model.partition.subsets == 1 and model.partition.visible(0).all()
-    assert model.reconstruct(images, calls=4).shape == images.shape
+    assert model.reconstruct(images, sampling_steps=4).shape == images.shape
 
 
 def test_dry_run_writes_nothing(folder, tmp_path, capsys):

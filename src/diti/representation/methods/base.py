@@ -83,7 +83,7 @@ def model(objective: EncoderObjective, config: TrainConfig, mean: Tensor, std: T
     return EncodeOnly(objective.encoder, Partition.single(1, len(mean)), mean, std, config.method)
 
 
-def check(model: Model, dataset: Dataset, folder: Path) -> Findings:
+def assess(model: Model, dataset: Dataset, folder: Path) -> Findings:
     """How much the dims of z vary over the training images: a code that collapsed does not."""
     smallest, largest = model.std.min().item(), model.std.max().item()
     sentence = f"standard deviation of the dims of z over the training images: {smallest:.2g} to {largest:.2g}"
@@ -95,6 +95,6 @@ def load(folder: Path) -> Model:
     return load_encode_only(folder)
 
 
-def refuse(config: TrainConfig, backbone: Backbone | int) -> None:
+def validate(config: TrainConfig, backbone: Backbone | int) -> None:
     """InputError where the encoder cannot be built; backbone: or the side of the images where there is none."""
     build_encoder(config.code, backbone, seed=0)

@@ -61,7 +61,7 @@ def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> D
     return Denoising(encoder, new_decoder(config, backbone or dataset.size), encoder_rate(config))
 
 
-def refuse(config: TrainConfig, backbone: Backbone | int) -> None:
+def validate(config: TrainConfig, backbone: Backbone | int) -> None:
     """InputError where a network cannot be built."""
     _check(config)
     build_encoder(config.code, backbone, seed=0)
@@ -129,7 +129,7 @@ def model(objective: Denoising, config: TrainConfig, mean: Tensor, std: Tensor) 
     return DiffAE(objective.encoder, objective.decoder, partition, mean, std, config.method)
 
 
-def check(model: DiffAE, dataset: Dataset, folder: Path) -> Findings:
+def assess(model: DiffAE, dataset: Dataset, folder: Path) -> Findings:
     """Is z used, and what does it keep: the losses, and a picture of reconstructions."""
     with inference(model.encoder, model.decoder):
         losses = validation_losses(model.encoder, model.decoder, dataset)

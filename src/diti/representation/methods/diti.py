@@ -129,7 +129,7 @@ def starting_point(
     return encoder, linear if config.start == "solved" else None, cut
 
 
-def refuse(config: TrainConfig, backbone: Backbone | int) -> None:
+def validate(config: TrainConfig, backbone: Backbone | int) -> None:
     """InputError where the partition or a network cannot be built."""
     config, backbone = resolve(config), _given(backbone)
     build_partition(config, backbone.timesteps, torch.ones(backbone.timesteps))
@@ -182,7 +182,7 @@ def model(objective: Reconstruction, config: TrainConfig, mean: Tensor, std: Ten
     return DiTi(objective.encoder, objective.decoder, objective.partition, mean, std, config.method)
 
 
-def check(model: DiTi, dataset: Dataset, folder: Path) -> Findings:
+def assess(model: DiTi, dataset: Dataset, folder: Path) -> Findings:
     """Is z used, where, and what does it keep: three facts about z, and a picture of each."""
     curves = loss_curves(model.encoder, model.decoder, model.partition, dataset)
     save_loss_figure(curves, folder / "losses.png")

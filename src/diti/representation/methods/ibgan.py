@@ -160,7 +160,7 @@ def generator_for(config: TrainConfig, size: int) -> Generator:
     return new_generator(size, dims, gan.bottleneck_dim, gan.generator_channels, config.training.seed)
 
 
-def refuse(config: TrainConfig, backbone: Backbone | int) -> None:
+def validate(config: TrainConfig, backbone: Backbone | int) -> None:
     """InputError where a network cannot be built."""
     generator_for(config, build_encoder(config.code, backbone, seed=0).size)
 
@@ -195,7 +195,7 @@ def model(objective: InformationBottleneckGAN, config: TrainConfig, mean: Tensor
     return DirectModel(objective.encoder, objective.generator, single, mean, std, config.method)
 
 
-def check(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
+def assess(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
     """Did the generator collapse, what does it draw, and what does a code keep of an image."""
     images = validation_images(dataset)
     samples = draw_images(model.decoder, len(images))

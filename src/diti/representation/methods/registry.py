@@ -1,6 +1,6 @@
 """The methods that `diti train` knows: they differ in what stands here, and share everything else.
 
-A method is one file, as in objectives/, and one line in METHODS. One from elsewhere is registered, or installed
+A method is one file, as beside this one, and one line in METHODS. One from elsewhere is registered, or installed
 with an entry point of the group `diti.methods`; docs/adding-a-method.md shows both. Nothing heavy is imported
 before a method is used, so that help and complaints come at once.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from diti.representation.models.model import Model
 
 GROUP = "diti.methods"  # of entry points: name = "package.module:METHOD"
-OBJECTIVES = "diti.representation.methods"
+ROOM = "diti.representation.methods"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def in_file(module: str, *names: str) -> dict[str, Any]:
     return {name: later(name) for name in names}
 
 
-_USUAL = in_file(f"{OBJECTIVES}.base", "evaluate", "model", "check", "load", "refuse")
+_USUAL = in_file(f"{ROOM}.base", "evaluate", "model", "assess", "load", "validate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class Method:
     build: Callable[[TrainConfig, Backbone | None, Dataset], EncoderObjective]  # before the first step
     evaluate: Callable[[Any, Dataset], dict[str, Any]] = _USUAL["evaluate"]  # a line of the log, from time to time
     model: Callable[[Any, TrainConfig, Tensor, Tensor], Model] = _USUAL["model"]  # with mean and std (D,) of z
-    check: Callable[[Any, Dataset, Path], Findings] = _USUAL["check"]  # of the model, pictures into the folder
+    assess: Callable[[Any, Dataset, Path], Findings] = _USUAL["assess"]  # of the model, pictures into the folder
     load: Callable[[Path], Model] = _USUAL["load"]  # what the model's `save` wrote
-    refuse: Callable[[TrainConfig, Backbone | int], None] = _USUAL["refuse"]  # what cannot be built, early
+    validate: Callable[[TrainConfig, Backbone | int], None] = _USUAL["validate"]  # what cannot be built, early
     needs_backbone: bool = False  # even when its encoder does not
     decodes: bool = False  # its models have a decoder: interpolate, manipulate, ... work
 
@@ -72,7 +72,7 @@ class Method:
 
 
 def _all_in(name: str) -> dict[str, Any]:
-    return in_file(f"{OBJECTIVES}.{name}", "build", "evaluate", "model", "check", "load", "refuse")
+    return in_file(f"{ROOM}.{name}", "build", "evaluate", "model", "assess", "load", "validate")
 
 
 _DITI = _all_in("diti") | {"needs_backbone": True, "decodes": True}
@@ -82,9 +82,9 @@ _BUILT_IN = (
     Method(name="diffae", title="Diff-AE", about="code and diffusion model learned together", decodes=True,
            **_all_in("diffae")),
     Method(name="simclr", title="SimCLR", about="two views of an image are told from other images; no decoder",
-           **in_file(f"{OBJECTIVES}.simclr", "build", "evaluate", "refuse")),
+           **in_file(f"{ROOM}.simclr", "build", "evaluate", "validate")),
     Method(name="tcvae", title="β-TCVAE", about="a VAE whose dims say little about each other", decodes=True,
-           **in_file(f"{OBJECTIVES}.tcvae", "build", "model", "check", "load", "refuse")),
+           **in_file(f"{ROOM}.tcvae", "build", "model", "assess", "load", "validate")),
     Method(name="ibgan", title="IB-GAN", about="a GAN whose code is told from the image, through a bottleneck",
            decodes=True, **_all_in("ibgan")),
 )  # fmt: skip

@@ -91,10 +91,10 @@ def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> C
     )
 
 
-def refuse(config: TrainConfig, backbone: Backbone | int) -> None:
+def validate(config: TrainConfig, backbone: Backbone | int) -> None:
     """InputError where an image has no others to be compared with, or the encoder cannot be built."""
     _require_others(config)
-    base.refuse(config, backbone)
+    base.validate(config, backbone)
 
 
 def _require_others(config: TrainConfig) -> None:

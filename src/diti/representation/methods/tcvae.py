@@ -145,7 +145,7 @@ def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> T
     return TotalCorrelationVAE(encoder, decoder, config.vae, encoder_rate(config))
 
 
-def refuse(config: TrainConfig, backbone: Backbone | int) -> None:
+def validate(config: TrainConfig, backbone: Backbone | int) -> None:
     """InputError where a network cannot be built."""
     encoder = build_encoder(config.code, backbone, seed=0)
     with drawn_from(0, "vae-decoder"):
@@ -159,7 +159,7 @@ def model(objective: TotalCorrelationVAE, config: TrainConfig, mean: Tensor, std
     )
 
 
-def check(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
+def assess(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
     """What comes back of an image, how many dims of z are used, and what codes from the prior look like."""
     images = to_float(dataset.pixels(checked_rows(dataset)))
     z = model.encode(images)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.core.rng import torch_generator
-from diti.diffusion.generate import CALLS
+from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.model import Model, load
@@ -29,7 +29,7 @@ PIXELS_AT_ONCE = 2**17  # decoded in one batch: 128 images of 32 px, 32 of 64 px
 
 
 class DecodingModel(Model, ABC):
-    """A model with a decoder. `calls`, `masked` and the like are for decoders that take many steps."""
+    """A model with a decoder. `sampling_steps`, `masked` and the like are for decoders that take many steps."""
 
     @property
     @abstractmethod
@@ -41,7 +41,7 @@ class DecodingModel(Model, ABC):
         self,
         z: Tensor,
         noise: Tensor,
-        calls: int = CALLS,
+        sampling_steps: int = SAMPLING_STEPS,
         *,
         clamp: bool = True,
         on_step: OnStep | None = None,
@@ -54,7 +54,7 @@ class DecodingModel(Model, ABC):
         self,
         images: Images,
         z: Tensor | None = None,
-        calls: int = CALLS,
+        sampling_steps: int = SAMPLING_STEPS,
         *,
         on_step: OnStep | None = None,
         **field: Any,
@@ -62,12 +62,12 @@ class DecodingModel(Model, ABC):
         """Noise (N, *noise_shape) from which z gives these images back; z is encoded from them unless given."""
 
     @abstractmethod
-    def check_calls(self, calls: int) -> None:
+    def validate_sampling_steps(self, sampling_steps: int) -> None:
         """InputError for a number of steps that this decoder cannot take."""
 
-    def steps_of(self, count: int, calls: int) -> int:
+    def steps_of(self, count: int, sampling_steps: int) -> int:
         """How often `on_step` is called while that many images are decoded, or their noise is inferred."""
-        return calls * -(-count // self.at_once)
+        return sampling_steps * -(-count // self.at_once)
 
     @property
     def at_once(self) -> int:
@@ -88,7 +88,7 @@ class DecodingModel(Model, ABC):
         self,
         images: Images,
         noise: Literal["inferred", "random"] = "inferred",
-        calls: int = CALLS,
+        sampling_steps: int = SAMPLING_STEPS,
         seed: int = 0,
         **field: Any,
     ) -> Tensor:
@@ -98,10 +98,10 @@ class DecodingModel(Model, ABC):
         pixels = as_batch(images, self.size)
         z = self.encode(pixels)
         if noise == "inferred":
-            start = self.infer_noise(pixels, z, calls, **field)
+            start = self.infer_noise(pixels, z, sampling_steps, **field)
         else:
             start = self.new_noise(len(pixels), seed, "reconstruct")
-        return self.decode(z, start, calls, clamp=noise == "random", **field)
+        return self.decode(z, start, sampling_steps, clamp=noise == "random", **field)
 
     def interpolate(
         self, first: Images, second: Images, subset: str = "all", scale: float = 0.5, **options: Any

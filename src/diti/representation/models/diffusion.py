@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.diffusion.generate import CALLS
+from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import EpsFn, OnStep, dpm_solver_2m, timesteps
 from diti.diffusion.schedule import Schedule, gather, guidance_authors, w_eps
 from diti.representation.models.decoding import DecodingModel, in_parts
@@ -48,16 +48,16 @@ class DiffusionModel(DecodingModel):
         self.decoder.to(device)
         return super().to(device)
 
-    def check_calls(self, calls: int) -> None:
+    def validate_sampling_steps(self, sampling_steps: int) -> None:
         """InputError for a number of steps that the schedule does not have."""
-        timesteps(self.schedule, calls)
+        timesteps(self.schedule, sampling_steps)
 
     @torch.no_grad()
     def decode(
         self,
         z: Tensor,
         noise: Tensor,
-        calls: int = CALLS,
+        sampling_steps: int = SAMPLING_STEPS,
         *,
         clamp: bool = True,
         on_step: OnStep | None = None,
@@ -68,14 +68,14 @@ class DiffusionModel(DecodingModel):
         clamp keeps each step's x0 in [-1, 1]: right for random noise, while noise that was inferred without it
         comes back exactly only without it.
         """
-        return self._walk(z, noise, timesteps(self.schedule, calls), clamp, on_step, **field)
+        return self._walk(z, noise, timesteps(self.schedule, sampling_steps), clamp, on_step, **field)
 
     @torch.no_grad()
     def infer_noise(
         self,
         images: Images,
         z: Tensor | None = None,
-        calls: int = CALLS,
+        sampling_steps: int = SAMPLING_STEPS,
         *,
         on_step: OnStep | None = None,
         **field: Any,
@@ -83,7 +83,7 @@ class DiffusionModel(DecodingModel):
         """x_T (N, 3, H, W) from which z gives these images back; z is encoded from them unless given."""
         pixels = as_batch(images, self.size)
         z = self.encode(pixels) if z is None else z
-        return self._walk(z, pixels, timesteps(self.schedule, calls)[::-1], False, on_step, **field)
+        return self._walk(z, pixels, timesteps(self.schedule, sampling_steps)[::-1], False, on_step, **field)
 
     def _walk(
         self, z: Tensor, x: Tensor, steps: list[int], clamp: bool, on_step: OnStep | None, **field: Any

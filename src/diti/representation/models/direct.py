@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diti.core.rng import torch_generator
 from diti.diffusion.files import load_strictly
-from diti.diffusion.generate import CALLS
+from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
 from diti.representation.models.decoding import DecodingModel, in_parts
 from diti.representation.models.inputs import Images, as_batch
@@ -62,19 +62,19 @@ class DirectModel(DecodingModel):
         self.decoder.to(device)
         return super().to(device)
 
-    def check_calls(self, calls: int) -> None:
+    def validate_sampling_steps(self, sampling_steps: int) -> None:
         """Any number of steps will do: there is one."""
 
-    def steps_of(self, count: int, calls: int) -> int:
+    def steps_of(self, count: int, sampling_steps: int) -> int:
         """Once for each batch."""
-        return super().steps_of(count, calls=1)
+        return super().steps_of(count, sampling_steps=1)
 
     @torch.no_grad()
     def decode(
         self,
         z: Tensor,
         noise: Tensor,
-        calls: int = CALLS,
+        sampling_steps: int = SAMPLING_STEPS,
         *,
         clamp: bool = True,
         on_step: OnStep | None = None,
@@ -86,14 +86,14 @@ class DirectModel(DecodingModel):
             for code, rest in in_parts(self.at_once, z, noise):
                 images.append(self.decoder(code.to(self.device), rest.to(self.device)).cpu())
                 if on_step is not None:
-                    on_step(len(images) - 1, self.steps_of(len(z), calls), images[-1])
+                    on_step(len(images) - 1, self.steps_of(len(z), sampling_steps), images[-1])
         return torch.cat(images)
 
     def infer_noise(
         self,
         images: Images,
         z: Tensor | None = None,
-        calls: int = CALLS,
+        sampling_steps: int = SAMPLING_STEPS,
         *,
         on_step: OnStep | None = None,
         **field: Any,
@@ -102,7 +102,7 @@ class DirectModel(DecodingModel):
         pixels = as_batch(images, self.size)
         for index, part in enumerate(pixels.split(self.at_once)):
             if on_step is not None:
-                on_step(index, self.steps_of(len(pixels), calls), part)
+                on_step(index, self.steps_of(len(pixels), sampling_steps), part)
         return torch.zeros(len(pixels), *self.noise_shape)
 
     @property

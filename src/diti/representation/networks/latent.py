@@ -23,7 +23,7 @@ from diti.diffusion.schedule import Schedule, eps_from_v, gather
 from diti.representation.networks.weights import WEIGHTS, drawn_from, read_network, write_network
 
 FOLDER = "latent"  # below the model folder
-CALLS = 50  # network calls per code; each is about a thousand times cheaper than one for an image
+SAMPLING_STEPS = 50  # network calls per code; each is about a thousand times cheaper than one for an image
 TIME_FEATURES = 64  # sines and cosines of t
 
 
@@ -110,12 +110,12 @@ class Latent(nn.Module):
         return (z - self.mean) / self.std
 
     @torch.no_grad()
-    def sample(self, count: int, seed: int, calls: int = CALLS) -> Tensor:
+    def sample(self, count: int, seed: int, sampling_steps: int = SAMPLING_STEPS) -> Tensor:
         """(count, D) new codes in z's own scale, on the CPU; the same for the same seed."""
         if count < 1:
             raise InputError(f"count is {count}; draw 1 code or more")
         noise = torch.randn((count, self.dims), generator=torch_generator(seed, "latent"))
-        steps = timesteps(self.schedule, calls)
+        steps = timesteps(self.schedule, sampling_steps)
         x = dpm_solver_2m(self, noise.to(self.mean.device), steps, self.schedule, clamp=False)
         return (self.mean + self.std * x).cpu()
 

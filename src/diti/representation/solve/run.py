@@ -31,7 +31,7 @@ def solve_model(config: SolveConfig, out: Path) -> Findings | None:
     """Solve, or continue to solve, in the run folder `out`; None where it is solved already."""
     began = time.monotonic()
     backbone = load_backbone(config.backbone)
-    refuse(config, backbone)
+    validate(config, backbone)
     accelerator = make_accelerator(TrainingConfig())
     with accelerator.main_process_first():
         dataset = open_data(config.data, backbone.size)
@@ -61,7 +61,7 @@ def solve_model(config: SolveConfig, out: Path) -> Findings | None:
     return findings
 
 
-def refuse(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> None:
+def validate(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> None:
     """InputError for what cannot be solved, before any work. features: given ones (N, F)."""
     new_encoder(config, backbone, features)
     if config.method == "diti" and config.subsets > config.code_dim:
@@ -132,7 +132,7 @@ def solve(
     frozen.require_size(dataset.size)
     config = settings_from(settings)
     given = None if features is None else require_features(features, dataset)
-    refuse(config, frozen, given)
+    validate(config, frozen, given)
     model = as_model(config, solve_networks(config, frozen, dataset, features=given), dataset)
     if out is not None:
         model.save(Path(out))
