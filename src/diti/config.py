@@ -159,7 +159,7 @@ class GANConfig:
 class SolutionConfig:
     """How DiTi and PDAE are solved in closed form; docs/closed-form.md explains the letters."""
 
-    tau: float = 0.05  # τ: a subset may be seen from where this share of it is lost; smaller keeps more detail
+    tau: float = 0.02  # τ: a subset may be seen from where this share of it is lost; smaller keeps more detail
     features_weight: float = 0.5  # α, of what is lost in the backbone's features, beside pixels; 0 = eq. 6 alone
     axes: Literal["independent", "ordered"] = "independent"  # dims inside a subset: turned by ICA, or as they come
     stretches: int = 16  # S, stretches of time-steps, finer where the model loses most
@@ -169,7 +169,7 @@ class SolutionConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.tau < 1:
-            raise InputError(f"tau is {self.tau:g}; it is a share that must lie between 0 and 1, such as 0.05")
+            raise InputError(f"tau is {self.tau:g}; it is a share that must lie between 0 and 1, such as 0.02")
         if not 0 <= self.features_weight < math.inf:
             raise InputError(f"features_weight is {self.features_weight:g}; it must be 0 (eq. 6 alone) or more")
         if not 0 < self.tolerance < 1:
