@@ -2,9 +2,10 @@
 
 `python -m benchmarks solve` gathers the evidence once per seed (other images first, other noise), solves every row
 of the table from it and measures: share of the frozen model's loss removed, mean AP and r of a linear probe on
-validation images, edits of 12 test faces along all attributes (flips, change, leakage per change), and whether the
-subsets have the theorem's order; DCI disentanglement of single dims says which axes to take inside a subset. `python -m benchmarks.bench_solve MODEL ...` measures model folders the same way.
-Records are kept in runs/bench-solve, so that a stopped benchmark continues.
+validation images, edits of 12 test faces along all attributes (flips, change, leakage per change), whether the
+subsets have the theorem's order, and DCI disentanglement of single dims, by which axes inside a subset are judged.
+`python -m benchmarks.bench_solve MODEL ...` measures model folders the same way. Records are kept in
+runs/bench-solve, so that a stopped benchmark continues.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def probed(codes: np.ndarray, dataset: Dataset) -> dict[str, float]:
 
 
 def single_dims(codes: np.ndarray, dataset: Dataset, seed: int) -> float:
-    """DCI disentanglement of single dims by all attributes, forests fitted on one half of the validation images."""
+    """DCI disentanglement of single dims, by forests that are fitted on one half of the validation images."""
     valid = dataset.rows("valid")
     discrete = np.array([dataset.is_binary(name) for name in dataset.attributes])
     half = np.arange(len(valid)) % 2 == 0
