@@ -24,6 +24,19 @@ ALLOWED = {  # part → the parts it may import, itself aside; config sits besid
     "measure": MODELS | {"probe", "edit", "theory"},
     "report": MODELS | {"probe", "edit", "theory", "measure"},
 }
+ROOMS = {  # room or file of representation → what it may import there, itself aside
+    "partition_widths": set(),
+    "partition_checks": set(),
+    "partition": {"partition_widths", "partition_checks"},
+    "networks": set(),
+    "models": {"partition", "networks", "methods.registry"},
+    "finish": {"networks", "models", "methods.registry"},
+    "features": {"networks", "models"},
+    "solve": {"partition", "networks", "models", "methods.registry", "finish"},
+    "methods": {"partition", "networks", "models", "solve.start"},
+    "train": {"methods.registry", "finish"},
+    "train_latent": {"networks", "models", "features"},
+}
 # model.interpolate and model.manipulate are what people look for; they import the algorithms when called.
 METHODS_THAT_CALL_UP = {
     "representation/models/decoding.py": {"diti.edit.interpolate", "diti.edit.manipulate", "diti.edit.directions"}
@@ -44,10 +57,15 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are written in full"
-            found.add(node.module or "")
-            if node.module == "diti":  # from diti import core
-                found |= {f"diti.{a.name}" for a in node.names if (PACKAGE / a.name).exists()}
+            module = node.module or ""
+            names = {f"{module}.{alias.name}" for alias in node.names}
+            found |= {name if is_module(name) else module for name in names}  # from diti import core
     return {name for name in found if name.split(".")[0] == "diti"}
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -59,6 +77,31 @@ def test_imports_follow_the_layers(path):
     wrong = {name for name in imports(path) if part_of(name) not in ALLOWED[part] | {part}}
     wrong -= METHODS_THAT_CALL_UP.get(str(path.relative_to(PACKAGE)), set())
     assert not wrong, f"{part} may not import {sorted(wrong)}"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "representation").rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_rooms_of_the_representation_are_kept_apart(path):
+    room = path.relative_to(PACKAGE / "representation").parts[0].removesuffix(".py")
+    if room == "__init__":
+        return
+    assert room in ROOMS, f"{room} is not in the table of rooms; add it with what it may import"
+    names = {name for name in imports(path) if part_of(name) == "representation"}
+    allowed = tuple(f"diti.representation.{name}." for name in ROOMS[room] | {room})
+    wrong = {name for name in names if not f"{name}.".startswith(allowed)}
+    assert not wrong, f"representation/{room} may not import {sorted(wrong)}"
+
+
+def test_imports_are_seen_however_they_are_written(tmp_path):
+    (tmp_path / "file.py").write_text(
+        "import numpy, diti.core.rng\nfrom diti import InputError, config\n"
+        "from diti.representation import models\n"
+        "def later():\n    from diti.representation.models.model import Model\n"
+    )
+    assert imports(tmp_path / "file.py") == {
+        "diti.core.rng", "diti", "diti.config", "diti.representation.models", "diti.representation.models.model",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("words", [["--help"], ["prepare", "--help"], ["pretrain", "--help"], ["nonsense"]])

@@ -1,17 +1,22 @@
 """A tiny model with all its parts, random but not trivial, for the tests of everything that uses a model."""
 
+from dataclasses import replace
+
 import torch
 
 from diti.config import BackboneConfig, EncoderConfig
 from diti.core.rng import torch_generator
 from diti.diffusion.backbone import Backbone, build_backbone
+from diti.representation.models.diffae import DiffAE
 from diti.representation.models.diffusion import DiTi
+from diti.representation.networks.conditioned import ConditionedUNet
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
 
 SHAPE = BackboneConfig(size=16, unshuffle=2, channels=(8, 16), layers=1, head_channels=8)
 DIMS, SUBSETS = 12, 4
+CODE = EncoderConfig(encoder="residual", code_dim=DIMS, encoder_channels=(8, 16))
 
 
 def perturb(module: torch.nn.Module, std: float = 0.02) -> None:
@@ -30,9 +35,18 @@ def tiny_backbone() -> Backbone:
 
 def tiny_model(backbone: Backbone | None = None, subsets: int = SUBSETS) -> DiTi:
     backbone = backbone or tiny_backbone()
-    config = EncoderConfig(encoder="residual", code_dim=DIMS, encoder_channels=(8, 16))
-    encoder = build_encoder(config, backbone, 0)
+    encoder = build_encoder(CODE, backbone, 0)
     perturb(encoder)
     decoder = ShiftDecoder(backbone, DIMS)
     perturb(decoder.path)
     return DiTi(encoder, decoder, Partition.balanced(1000, subsets, DIMS), torch.zeros(DIMS), torch.ones(DIMS))
+
+
+def tiny_diffae(prediction: str = "epsilon") -> DiffAE:
+    """In inference mode."""
+    backbone = build_backbone(replace(SHAPE, prediction=prediction), seed=0)
+    encoder, decoder = build_encoder(CODE, backbone, 0), ConditionedUNet(backbone, DIMS)
+    for network in (encoder, decoder):
+        perturb(network, 0.05)
+    single = Partition.single(1000, DIMS)
+    return DiffAE(encoder.eval(), decoder.eval(), single, torch.zeros(DIMS), torch.ones(DIMS))

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn_partitions import brisk, partitions, segmented, slow_owners, slow_subset, widths_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diti.core.errors import InputError
 from diti.representation import partition as module
-from diti.representation.partition import Partition, apportion, loss_per_segment, make_partition
+from diti.representation.partition import Partition, make_partition
 
 PARITY = Path(__file__).resolve().parents[2] / "../shared/parity"
 AUTHORS_K = (16, 32, 64, 128)
-curves = st.lists(st.floats(0, 1e6), min_size=1, max_size=40).filter(any)
-brisk = settings(deadline=None, max_examples=80)
 
 
 def parity(name: str) -> Path:
@@ -29,54 +28,6 @@ def parity(name: str) -> Path:
     if not path.is_file():
         pytest.skip(f"the authors' numbers (../shared/parity/{name}) are not here")
     return path
-
-
-@st.composite
-def matched(draw: st.DrawFn) -> Partition:
-    timesteps, dims = draw(st.integers(1, 80) | st.just(1000)), draw(st.integers(1, 90))
-    subsets = draw(st.integers(1, min(timesteps, dims)))
-    starts = sorted(draw(st.lists(st.integers(0, timesteps - 1), min_size=subsets, max_size=subsets)))
-    return make_partition("matched", timesteps, subsets, dims, starts=starts)
-
-
-@st.composite
-def segmented(draw: st.DrawFn) -> Partition:
-    """Of every kind whose time-steps are cut in equal segments."""
-    kind = draw(st.sampled_from([kind for kind in module.KINDS if kind != "matched"]))
-    if kind == "staged":
-        return Partition.staged(1000, draw(st.integers(1, 300)), 512)
-    timesteps, dims = draw(st.integers(1, 80) | st.just(1000)), draw(st.integers(1, 90))
-    subsets = draw(st.integers(1, min(timesteps, dims)))
-    parameters: dict[str, Any] = {}
-    if kind == "adaptive":
-        parameters = {"loss_by_time": draw(curves)}
-    elif kind == "custom" and draw(st.booleans()):
-        ends = sorted(draw(st.lists(st.integers(0, dims), min_size=subsets - 1, max_size=subsets - 1)))
-        parameters = {"ends": [*ends, dims]}
-    elif kind == "custom":
-        stages = sorted(draw(st.sets(st.integers(1, timesteps), max_size=5)) | {timesteps})
-        marks = sorted(draw(st.lists(st.integers(0, dims), min_size=len(stages) - 1, max_size=len(stages) - 1)))
-        widths = [b - a for a, b in zip([0, *marks], [*marks, dims], strict=True)]
-        parameters = {"stages": stages, "dims_per_stage": widths}
-    return make_partition(kind, timesteps, subsets, dims, **parameters)
-
-
-partitions = segmented() | matched()
-
-
-def widths_of(partition: Partition) -> list[int]:
-    return [len(partition.dims_of(subset)) for subset in range(partition.subsets)]
-
-
-def slow_subset(t: int, timesteps: int, subsets: int) -> int:
-    """The segment [i T / K, (i + 1) T / K) that holds t, by search."""
-    length = Fraction(timesteps, subsets)
-    return next(i for i in range(subsets) if i * length <= t < (i + 1) * length)
-
-
-def slow_owners(partition: Partition) -> list[int]:
-    """(D,) the subset of each dim, by search."""
-    return [next(i for i, end in enumerate(partition.ends) if dim < end) for dim in range(partition.dims)]
 
 
 def slow_masks(partition: Partition, t: int) -> tuple[list[bool], list[bool], list[bool]]:
@@ -213,59 +164,10 @@ def test_custom_by_hand() -> None:
     assert Partition.custom(100, 4, 9, [50, 100], [9, 0]).ends == (4, 9, 9, 9)
 
 
-def slow_adaptive_shares(curve: list[float], timesteps: int, subsets: int) -> list[Fraction]:
-    """Overlap of every bin with every segment, summed."""
-    shares = [Fraction(0)] * subsets
-    for t in range(timesteps):
-        subset = slow_subset(t, timesteps, subsets)
-        for i, value in enumerate(curve):
-            low, high = Fraction(i * timesteps, len(curve)), Fraction((i + 1) * timesteps, len(curve))
-            shares[subset] += Fraction(value) * max(0, min(high, t + 1) - max(low, t))
-    return [share / sum(shares) for share in shares]
-
-
-@given(curves, st.integers(1, 30), st.data())
-@settings(deadline=None, max_examples=25)
-def test_loss_of_a_segment_is_its_overlap(curve: list[float], timesteps: int, data: st.DataObject) -> None:
-    subsets = data.draw(st.integers(1, timesteps))
-    exact = loss_per_segment(curve, timesteps, subsets)
-    assert [Fraction(part, sum(exact)) for part in exact] == slow_adaptive_shares(curve, timesteps, subsets)
-
-
 def test_adaptive_by_hand() -> None:
     assert widths_of(Partition.adaptive(8, 4, 20, [1, 1, 2, 2, 0, 0, 1, 3])) == [4, 8, 1, 7]
     assert widths_of(Partition.adaptive(1000, 4, 20, torch.ones(50))) == [5, 5, 5, 5]
     assert Partition.adaptive(1000, 64, 512, np.ones(7)).ends == Partition.adaptive(1000, 64, 512, [1.0]).ends
-
-
-def fair_level(total: int, weights: list[int], minimum: list[int]) -> Fraction:
-    """The λ at which Σ max(minimum, λ weight) = total, trying every number of parts held at their minimum."""
-    order = sorted((Fraction(m, w) if w else Fraction(10**9), m, w) for w, m in zip(weights, minimum, strict=True))
-    for free in range(len(order), 0, -1):
-        held = sum(m for _, m, _ in order[free:])
-        level = Fraction(total - held, max(1, sum(w for _, _, w in order[:free])))
-        if level >= order[free - 1][0]:
-            return level
-    raise AssertionError("the minimum parts exceed the total")
-
-
-@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 5)), min_size=1, max_size=8), st.integers(0, 60))
-@brisk
-def test_apportion_is_proportional_above_the_minimum(parts: list[tuple[int, int]], spare: int) -> None:
-    weights, minimum = [w for w, _ in parts], [m for _, m in parts]
-    weights[0] += 1  # not all zero
-    total = sum(minimum) + spare
-    found = apportion(total, weights, minimum)
-    assert sum(found) == total
-    level = fair_level(total, weights, minimum)
-    for part, weight, least in zip(found, weights, minimum, strict=True):
-        assert part >= least
-        assert abs(part - max(Fraction(least), level * weight)) < 1
-
-
-def test_apportion_gives_what_is_left_to_the_largest_remainders() -> None:
-    assert apportion(10, [15, 35, 50], [1, 1, 1]) == [2, 3, 5]  # 1.5 3.5 5: a tie goes to the first
-    assert apportion(10, [13, 37, 50], [1, 1, 1]) == [1, 4, 5]  # 1.3 3.7 5
 
 
 @given(partitions, st.integers(0, 2**31))
@@ -375,110 +277,6 @@ def test_description() -> None:
     ]
 
 
-# ---- Starts that were measured ------------------------------------------------------------------------------
-
-
-def slow_matched_masks(partition: Partition, t: int) -> tuple[list[bool], list[bool], list[bool]]:
-    """visible, own and preceding dim by dim, from the starts of the record."""
-    starts = partition.to_json()["parameters"]["starts"]
-    latest = max((start for start in starts if start <= t), default=None)
-    of_dims = [starts[owner] for owner in slow_owners(partition)]
-    visible, own = [start <= t for start in of_dims], [start == latest for start in of_dims]
-    return visible, own, [seen and not mine for seen, mine in zip(visible, own, strict=True)]
-
-
-@given(matched(), st.data())
-@brisk
-def test_matched_masks_equal_the_slow_loop(partition: Partition, data: st.DataObject) -> None:
-    steps = data.draw(st.lists(st.integers(0, partition.timesteps - 1), min_size=1, max_size=6))
-    starts = partition.to_json()["parameters"]["starts"]
-    current = [max((i for i, start in enumerate(starts) if start <= t), default=-1) for t in steps]
-    assert partition.subset_of(torch.tensor(steps)).tolist() == current
-    assert [partition.subset_of(t) for t in steps] == current
-    expected = [slow_matched_masks(partition, t) for t in steps]
-    for which, masks in enumerate((partition.visible, partition.own, partition.preceding)):
-        assert masks(torch.tensor(steps)).tolist() == [row[which] for row in expected]
-        assert masks(steps[0]).tolist() == expected[0][which]
-
-
-@given(matched())
-@brisk
-def test_matched_widths_are_equal_and_a_range_ends_where_the_next_subset_starts(partition: Partition) -> None:
-    starts, last = partition.to_json()["parameters"]["starts"], partition.timesteps
-    assert partition.ends == Partition.balanced(last, partition.subsets, partition.dims).ends
-    for subset, start in enumerate(starts):
-        assert partition.time_range(subset) == (start, min([later for later in starts if later > start] + [last]))
-
-
-def test_matched_by_hand() -> None:
-    partition = Partition.matched(10, 4, 5, [2, 5, 5, 9])
-    assert partition.ends == (1, 2, 3, 5)
-    assert [partition.subset_of(t) for t in range(10)] == [-1, -1, 0, 0, 0, 2, 2, 2, 2, 3]
-    assert [partition.time_range(subset) for subset in range(4)] == [(2, 5), (5, 9), (5, 9), (9, 10)]
-    assert partition.visible(torch.tensor([1, 2, 5, 9])).int().tolist() == [
-        [0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]
-    ]  # fmt: skip
-    assert partition.own(5).tolist() == [False, True, True, False, False]
-    assert partition.preceding(5).tolist() == [True, False, False, False, False]
-    assert partition.feature_names() == ["z000_t0002", "z001_t0005", "z002_t0005", "z003_t0009", "z004_t0009"]
-
-
-def test_before_the_first_start_the_code_is_hidden_and_learns_nothing() -> None:
-    z = torch.ones(1, 4, requires_grad=True)
-    for detach in (False, True):
-        masked = Partition.matched(10, 2, 4, [3, 8]).mask(z, torch.tensor([2]), detach=detach)
-        assert masked.tolist() == [[0.0] * 4]
-        assert torch.autograd.grad(masked.sum(), z)[0].tolist() == [[0.0] * 4]
-
-
-def test_matched_where_all_start_at_once_is_never_masked_like_single() -> None:
-    together, single = Partition.matched(10, 3, 7, [0, 0, 0]), Partition.single(10, 7)
-    t = torch.arange(10)
-    for name in ("visible", "own", "preceding"):
-        assert torch.equal(getattr(together, name)(t), getattr(single, name)(t))
-    assert together.subset_of(0) == 2
-
-
-def test_matched_with_equal_segments_masks_like_balanced() -> None:
-    balanced, t = Partition.balanced(1000, 30, 64), torch.arange(1000)
-    partition = Partition.matched(1000, 30, 64, module.segment_bounds(1000, 30)[:-1])
-    assert torch.equal(partition.visible(t), balanced.visible(t))
-    assert torch.equal(partition.own(t), balanced.own(t))
-
-
-@pytest.mark.parametrize(
-    ("subsets", "thirds"),
-    [
-        (6, [[0, 1], [2, 3], [4, 5]]),
-        (7, [[0, 1, 2], [3, 4], [5, 6]]),
-        (4, [[0, 1], [2], [3]]),
-        (2, [[0], [1], []]),
-    ],
-)
-def test_matched_thirds_count_subsets_whatever_their_starts(subsets: int, thirds: list[list[int]]) -> None:
-    partition = Partition.matched(1000, subsets, 8, [900] * subsets)
-    for name, members in zip(module.THIRDS, thirds, strict=True):
-        with nullcontext() if members else pytest.raises(InputError, match="names no subset"):
-            assert partition.group(name) == set(members)
-        assert [i for i in range(subsets) if partition.third(i) == name] == members
-
-
-def test_matched_description() -> None:
-    assert Partition.matched(1000, 2, 8, [300, 300]).describe().splitlines() == [
-        "matched: 8 dims in 2 subsets over 1000 time-steps",
-        "  subset   0  dims       0-3 (4)  visible from t 300",
-        "  subset   1  dims       4-7 (4)  visible from t 300",
-    ]
-
-
-def test_matched_record_holds_the_starts() -> None:
-    record = make_partition("matched", 10, 2, 4, starts=(np.int64(3), 8)).to_json()
-    assert json.loads(json.dumps(record)) == {
-        "kind": "matched", "timesteps": 10, "subsets": 2, "dims": 4, "ends": [2, 4],
-        "parameters": {"starts": [3, 8]},
-    }  # fmt: skip
-
-
 # ---- Errors -------------------------------------------------------------------------------------------------
 
 BALANCED = Partition.balanced(10, 5, 10)
@@ -535,11 +333,6 @@ def test_bad_sizes(kind: str, timesteps: Any, subsets: Any, dims: Any, message: 
 def test_bad_parameters(kind: str, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_partition(kind, 10, 2, 4, **parameters)
-
-
-def test_matched_needs_a_dim_for_each_subset() -> None:
-    with pytest.raises(InputError, match="matched gives every subset a dim, 5 subsets do not fit in 4 dims"):
-        Partition.matched(10, 5, 4, [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("t", [-1, 10, 2.0, True, torch.tensor([0, 10]), torch.tensor([-1]), torch.tensor([1.0])])

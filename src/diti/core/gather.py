@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from diti.core.processes import place
+
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     """(B, ...) of this process → (P·B, ...) of all, with their gradients, and the place of this process's first.
@@ -16,9 +18,8 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     mean over its own rows, the average over processes, which DistributedDataParallel takes, is then the gradient
     of the mean over the whole batch. Every process must call it, with the same number of rows.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return rows, 0
-    return _Gather.apply(rows), dist.get_rank() * len(rows)
+    rank, processes = place()
+    return (rows, 0) if processes == 1 else (_Gather.apply(rows), rank * len(rows))
 
 
 class _Gather(torch.autograd.Function):
@@ -27,9 +28,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, rows: Tensor) -> Tensor:
         context.count = len(rows)
-        parts = [
-            torch.empty_like(rows, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())
-        ]
+        _, processes = place()
+        parts = [torch.empty_like(rows, memory_format=torch.contiguous_format) for _ in range(processes)]
         dist.all_gather(parts, rows.contiguous())
         return torch.cat(parts)
 
@@ -37,5 +37,6 @@ class _Gather(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> Tensor:
         gradient = gradient.clone(memory_format=torch.contiguous_format)  # all_reduce writes into it
         dist.all_reduce(gradient)
-        first = dist.get_rank() * context.count
+        rank, _ = place()
+        first = rank * context.count
         return gradient[first : first + context.count]

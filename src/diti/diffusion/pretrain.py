@@ -7,24 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
-from diti.config import PretrainConfig, TrainConfig, preset
+from diti.config import PretrainConfig
 from diti.core.images import grid, save_picture, to_uint8
 from diti.core.loop import TIME_BINS, LossReport, Objective, loss_by_time, make_accelerator, train
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder, read_json, write_text
 from diti.data.prepared import Dataset, training_batches
-from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
 from diti.diffusion.generate import samples
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample
+from diti.diffusion.start_run import start_run
 from diti.diffusion.validation import fixed_batches
 
 SAMPLES, SAMPLE_SEED = 32, 0
-# Settings that a continued run may change: they decide how long it runs and what it tells, not what it computes.
-FREE = frozenset({"images", "log_images", "validate_images", "checkpoint_images", "data"})
 
 
 class Denoising(Objective):
@@ -79,28 +76,6 @@ def pretrain(config: PretrainConfig, out: Path) -> Path:
             save(backbone, run, config)
     accelerator.end_training()
     return out
-
-
-def start_run(
-    config: PretrainConfig | TrainConfig, out: Path, backbone: Backbone | None, accelerator: Accelerator, verb: str
-) -> tuple[RunFolder, Dataset]:
-    """Open the data, prepared by the first process alone, and the run folder, which must hold this run or none.
-
-    Without a backbone, data that is not prepared yet gets the size of the preset.
-    """
-    size = backbone.size if backbone else preset(config.preset).backbone.size
-    with accelerator.main_process_first():
-        dataset = open_data(config.data, size)
-    if backbone:
-        backbone.require_size(dataset.size)
-    run = RunFolder(out)
-    if accelerator.is_main_process:
-        inputs = {"verb": verb, "data_name": dataset.name, "data_hash": dataset.hash}
-        if verb == "train" and backbone:
-            inputs["backbone_hash"] = backbone.digest()
-        run.begin(config, inputs, FREE)
-    accelerator.wait_for_everyone()
-    return run, dataset
 
 
 def evaluate(backbone: Backbone, dataset: Dataset, out: Path, images: int) -> dict[str, Any]:

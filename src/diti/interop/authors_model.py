@@ -31,7 +31,8 @@ from diti.interop.authors_unet import (
 from diti.representation.networks.encoder import Encoder, encoder_from_description
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.networks.trunks import AUTHORS_WIDTHS
-from diti.representation.partition import STAGE_DIMS, STAGE_ENDS, Partition, segment_bounds, segments_per_stage
+from diti.representation.partition import STAGE_DIMS, STAGE_ENDS, Partition
+from diti.representation.partition_widths import segment_bounds, segments_per_stage
 
 PREFIXES = ("_orig_mod.", "module.")  # left in the names by torch.compile and by parallel training
 OWN = ("label_emb.", "shift_")  # the weights of g; all others in their decoder are the frozen U-Net's

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
-import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -22,6 +20,25 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError, nearest
+from diti.representation.partition_checks import (
+    check_count,
+    check_ends,
+    check_names,
+    check_sizes,
+    check_stages,
+    check_starts,
+    loss_curve,
+    whole_number,
+    whole_numbers,
+)
+from diti.representation.partition_widths import (
+    apportion,
+    even_ends,
+    hand_on,
+    loss_per_segment,
+    segment_bounds,
+    segments_per_stage,
+)
 
 PARAMETERS: dict[str, tuple[str, ...]] = {  # kind → what it takes besides T, K and D
     "balanced": (),
@@ -62,13 +79,10 @@ class Partition:
 
     def __post_init__(self) -> None:
         _check_kind(self.kind)
-        _sizes(self.timesteps, len(self.ends), self.dims)
-        if any(a > b for a, b in itertools.pairwise((0, *self.ends))):
-            raise InputError(f"the ends of the subsets must not fall, got {list(self.ends)}; sort them")
-        if self.ends[-1] != self.dims:
-            raise InputError(f"the last subset ends at {self.ends[-1]}, the code at {self.dims}; make them equal")
+        check_sizes(self.timesteps, len(self.ends), self.dims)
+        check_ends(self.ends, self.dims)
         if self.kind == "matched":
-            _check_starts(dict(self.parameters).get("starts", ()), self.timesteps, self.subsets)
+            check_starts(dict(self.parameters).get("starts", ()), self.timesteps, self.subsets)
 
     @classmethod
     def single(cls, timesteps: int, dims: int) -> Partition:
@@ -78,7 +92,7 @@ class Partition:
     @classmethod
     def balanced(cls, timesteps: int, subsets: int, dims: int) -> Partition:
         """Every subset gets D / K dims: subset i ends at floor((i + 1) D / K)."""
-        timesteps, subsets, dims = _sizes(timesteps, subsets, dims, fill="balanced")
+        timesteps, subsets, dims = check_sizes(timesteps, subsets, dims, fill="balanced")
         return cls("balanced", timesteps, dims, tuple(even_ends([(subsets, dims)])))
 
     @classmethod
@@ -88,7 +102,7 @@ class Partition:
         A stage's segments get floor(dims / segments) each and its last one also the rest; the dims of a stage in
         which no segment starts fall to the first segment after it.
         """
-        timesteps, subsets, dims = _sizes(timesteps, subsets, dims)
+        timesteps, subsets, dims = check_sizes(timesteps, subsets, dims)
         if (timesteps, dims) != (STAGE_ENDS[-1], sum(STAGE_DIMS)):
             raise InputError(
                 f"staged is defined for {STAGE_ENDS[-1]} time-steps and {sum(STAGE_DIMS)} dims, got {timesteps} "
@@ -111,7 +125,7 @@ class Partition:
         It differs from `staged` inside a stage (there the last segment takes the whole remainder), and where a
         stage has fewer dims than segments: it then gets one each, at the cost of the other stages in proportion.
         """
-        timesteps, subsets, dims = _sizes(timesteps, subsets, dims, fill="staged-even")
+        timesteps, subsets, dims = check_sizes(timesteps, subsets, dims, fill="staged-even")
         starts = [start * STAGE_ENDS[-1] for start in segment_bounds(timesteps, subsets)[:-1]]
         stages = hand_on(segments_per_stage(starts, [end * timesteps for end in STAGE_ENDS]), STAGE_DIMS)
         counts = [count for count, _ in stages]
@@ -134,15 +148,15 @@ class Partition:
         The numbers are taken as given: a stage with fewer dims than segments has empty subsets. The dims of a
         stage in which no segment starts go to the next one, after the last to the one before.
         """
-        timesteps, subsets, dims = _sizes(timesteps, subsets, dims)
+        timesteps, subsets, dims = check_sizes(timesteps, subsets, dims)
         if ends is not None and stages is None and dims_per_stage is None:
-            own = _whole_numbers("ends", ends)
-            _check_count("ends", own, subsets)
+            own = whole_numbers("ends", ends)
+            check_count("ends", own, subsets)
             return cls("custom", timesteps, dims, own)
         if ends is not None or stages is None or dims_per_stage is None:
             raise InputError("a custom partition needs stages and dims_per_stage, or ends alone")
-        stage_ends, widths = _whole_numbers("stages", stages), _whole_numbers("dims_per_stage", dims_per_stage)
-        _check_stages(stage_ends, widths, timesteps, dims)
+        stage_ends, widths = whole_numbers("stages", stages), whole_numbers("dims_per_stage", dims_per_stage)
+        check_stages(stage_ends, widths, timesteps, dims)
         counts = segments_per_stage(segment_bounds(timesteps, subsets)[:-1], stage_ends)
         parameters = (("stages", stage_ends), ("dims_per_stage", widths))
         return cls("custom", timesteps, dims, tuple(even_ends(hand_on(counts, widths))), parameters)
@@ -153,8 +167,8 @@ class Partition:
 
         The curve (the loss, or how much it fell) is a list, array or tensor of equal bins over the T time-steps.
         """
-        timesteps, subsets, dims = _sizes(timesteps, subsets, dims, fill="adaptive")
-        curve = _curve("loss_by_time", loss_by_time)
+        timesteps, subsets, dims = check_sizes(timesteps, subsets, dims, fill="adaptive")
+        curve = loss_curve("loss_by_time", loss_by_time)
         widths = apportion(dims, loss_per_segment(curve, timesteps, subsets), [1] * subsets)
         return cls("adaptive", timesteps, dims, tuple(itertools.accumulate(widths)), (("loss_by_time", curve),))
 
@@ -164,8 +178,8 @@ class Partition:
 
         Starts may be equal; before the first one nothing is visible.
         """
-        timesteps, subsets, dims = _sizes(timesteps, subsets, dims, fill="matched")
-        parameters = (("starts", _whole_numbers("starts", starts)),)
+        timesteps, subsets, dims = check_sizes(timesteps, subsets, dims, fill="matched")
+        parameters = (("starts", whole_numbers("starts", starts)),)
         return cls("matched", timesteps, dims, tuple(even_ends([(subsets, dims)])), parameters)
 
     @property
@@ -183,21 +197,21 @@ class Partition:
         It is -1, no subset, before the first start of a `matched` partition: nothing is visible yet.
         """
         if not isinstance(t, Tensor):
-            return self._subset_at[_whole("time-step", t, 0, self.timesteps)]
+            return self._subset_at[whole_number("time-step", t, 0, self.timesteps)]
         if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
             raise InputError(f"time-steps must be whole numbers, got a tensor of {t.dtype}; use int64")
         for extreme in t.aminmax() if t.numel() else ():
-            _whole("time-step", int(extreme), 0, self.timesteps)
+            whole_number("time-step", int(extreme), 0, self.timesteps)
         return self._tables(t.device)[0].take(t.long())  # a copy: indexing by one t would give a view of the table
 
     def dims_of(self, subset: int) -> range:
         """The dims that a subset owns; empty for an empty subset."""
-        subset = _whole("subset", subset, 0, self.subsets)
+        subset = whole_number("subset", subset, 0, self.subsets)
         return range(self.ends[subset - 1] if subset else 0, self.ends[subset])
 
     def time_range(self, subset: int) -> tuple[int, int]:
         """First time-step at which the subset is visible, and the next one at which another joins it, or T."""
-        start = self._bounds[_whole("subset", subset, 0, self.subsets)]
+        start = self._bounds[whole_number("subset", subset, 0, self.subsets)]
         return start, self._bounds[bisect.bisect_right(self._bounds, start)]
 
     def visible(self, t: int | Tensor, device: torch.device | None = None) -> Tensor:
@@ -274,10 +288,11 @@ class Partition:
 
         In `matched` a third of the subsets by number: all measured starts may lie in one third of the time.
         """
-        subset = _whole("subset", subset, 0, self.subsets)
+        subset = whole_number("subset", subset, 0, self.subsets)
         if self.kind == "matched":
             return THIRDS[3 * subset // self.subsets]
-        return third_of(self._bounds[subset], self.timesteps)
+        t = self._bounds[subset] + 1  # as the paper counts
+        return THIRDS[(3 * t > self.timesteps) + (3 * t > 2 * self.timesteps)]
 
     def subset_mask(self, spec: str | int) -> Tensor:
         """(D,) True at the dims of the subsets that `group(spec)` names."""
@@ -333,19 +348,19 @@ class Partition:
     @classmethod
     def from_json(cls, values: Any) -> Partition:
         """The partition of `to_json`; missing or unknown keys and numbers that do not add up are errors."""
-        _check_names("key", values, _JSON_KEYS, "a partition")
+        check_names("key", values, _JSON_KEYS, "a partition")
         missing = [key for key in _JSON_KEYS if key not in values]
         if missing:
             raise InputError(f"the partition lacks {', '.join(missing)}; it needs {', '.join(_JSON_KEYS)}")
         _check_kind(values["kind"])
-        ends = _whole_numbers("ends", values["ends"])
-        timesteps, subsets, dims = _sizes(values["timesteps"], values["subsets"], values["dims"])
+        ends = whole_numbers("ends", values["ends"])
+        timesteps, subsets, dims = check_sizes(values["timesteps"], values["subsets"], values["dims"])
         if subsets != len(ends):
             raise InputError(f"the partition says {subsets} subsets but has {len(ends)} ends; correct one")
         kind, given = values["kind"], values["parameters"]
         recorded = [name for name in PARAMETERS[kind] if name != "ends"]  # ends has a place of its own
-        _check_names("parameter", given, recorded, f"a {kind} partition")
-        read: Callable[..., Any] = _curve if kind == "adaptive" else _whole_numbers
+        check_names("parameter", given, recorded, f"a {kind} partition")
+        read: Callable[..., Any] = loss_curve if kind == "adaptive" else whole_numbers
         parameters = tuple((name, read(name, given[name])) for name in given)
         return cls(kind, timesteps, dims, ends, parameters)
 
@@ -353,158 +368,13 @@ class Partition:
 def make_partition(kind: str, timesteps: int, subsets: int, dims: int, **parameters: Any) -> Partition:
     """The partition of that kind; `PARAMETERS` lists what each kind takes besides T, K and D."""
     _check_kind(kind)
-    _check_names("parameter", parameters, PARAMETERS[kind], f"a {kind} partition")
+    check_names("parameter", parameters, PARAMETERS[kind], f"a {kind} partition")
     if kind in _MEASURED and not parameters:
         raise InputError(_MEASURED[kind])
     build: Callable[..., Partition] = getattr(Partition, kind.replace("-", "_"))
     return build(timesteps, subsets, dims, **parameters)
 
 
-# ---- Arithmetic, in whole numbers throughout: nothing depends on rounding -----------------------------------
-
-
-def segment_bounds(timesteps: int, subsets: int) -> list[int]:
-    """(K+1,) first time-step ceil(i T / K) of each of the K equal segments, then T."""
-    return [-(-i * timesteps // subsets) for i in range(subsets + 1)]
-
-
-def third_of(t: int, timesteps: int) -> str:
-    """early, middle or late (figure 5) for code t = paper t - 1."""
-    return THIRDS[(3 * (t + 1) > timesteps) + (3 * (t + 1) > 2 * timesteps)]
-
-
-def segments_per_stage(starts: Sequence[int], stage_ends: Sequence[int]) -> list[int]:
-    """How many segments start in each stage; a stage runs up to its end, exclusive."""
-    stages = [bisect.bisect_right(stage_ends, start) for start in starts]
-    return [stages.count(stage) for stage in range(len(stage_ends))]
-
-
-def hand_on(counts: Sequence[int], widths: Sequence[int]) -> list[tuple[int, int]]:
-    """(segments, dims) of the stages with a segment; the others give their dims to the next, or else the last."""
-    kept: list[tuple[int, int]] = []
-    carried = 0
-    for count, width in zip(counts, widths, strict=True):
-        carried += width
-        if count:
-            kept.append((count, carried))
-            carried = 0
-    count, width = kept[-1]
-    return [*kept[:-1], (count, width + carried)]
-
-
-def even_ends(stages: Iterable[tuple[int, int]]) -> list[int]:
-    """End of each segment's dims; inside a stage (segments, dims) the widths differ by at most 1."""
-    ends: list[int] = []
-    before = 0
-    for count, width in stages:
-        ends += [before + width * (i + 1) // count for i in range(count)]
-        before += width
-    return ends
-
-
-def apportion(total: int, weights: Sequence[int], minimum: Sequence[int]) -> list[int]:
-    """`total` in whole parts, proportional to the weights by largest remainder, part i at least minimum[i] >= 1.
-
-    Parts that would fall short get their minimum, and the others share the rest in proportion.
-    """
-    parts = list(minimum)
-    free: list[int] = []
-    enough = list(range(len(weights)))
-    while free != enough:
-        free = enough
-        weight = sum(weights[i] for i in free)
-        rest = total - sum(minimum) + sum(minimum[i] for i in free)
-        enough = [i for i in free if rest * weights[i] >= minimum[i] * weight]
-    for i in free:
-        parts[i] = rest * weights[i] // weight
-    largest_first = sorted(free, key=lambda i: -(rest * weights[i] % weight))
-    for i in largest_first[: total - sum(parts)]:
-        parts[i] += 1
-    return parts
-
-
-def loss_per_segment(curve: Sequence[float], timesteps: int, subsets: int) -> list[int]:
-    """(K,) the curve summed over each segment, exact up to a common factor; a bin may be cut by a boundary."""
-    ratios = [value.as_integer_ratio() for value in curve]
-    common = math.lcm(*(denominator for _, denominator in ratios))
-    exact = [numerator * (common // denominator) for numerator, denominator in ratios]
-    before = [0, *itertools.accumulate(exact)]
-
-    def until(step: int) -> int:
-        whole_bins, part = divmod(step * len(exact), timesteps)
-        return before[whole_bins] * timesteps + (exact[whole_bins] * part if part else 0)
-
-    marks = [until(step) for step in segment_bounds(timesteps, subsets)]
-    return [after - earlier for earlier, after in itertools.pairwise(marks)]
-
-
-# ---- Checks of what is given ------------------------------------------------------------------------------
-
-
-def _check_names(what: str, given: Any, allowed: Sequence[str], where: str) -> None:
-    if not isinstance(given, dict):
-        raise InputError(f"the {what}s of {where} must be a mapping, got {type(given).__name__}")
-    for name in given:
-        if name not in allowed:
-            valid = ", ".join(allowed) or "none"
-            raise InputError(f"{where} has no {what} {name!r}; valid: {valid}.{nearest(str(name), allowed)}")
-
-
 def _check_kind(kind: Any) -> None:
     if kind not in KINDS:
         raise InputError(f"partition {kind!r} is unknown; use {', '.join(KINDS)}.{nearest(str(kind), KINDS)}")
-
-
-def _check_count(name: str, values: Sequence[float], subsets: int) -> None:
-    if len(values) != subsets:
-        raise InputError(f"{name} has {len(values)} numbers for {subsets} subsets; give one per subset")
-
-
-def _check_starts(starts: Sequence[float], timesteps: int, subsets: int) -> None:
-    _check_count("starts", starts, subsets)
-    for start in starts:
-        _whole("each number of starts", start, 0, timesteps)
-    if any(a > b for a, b in itertools.pairwise(starts)):
-        raise InputError(f"starts must not fall, got {list(starts)}; order the subsets by them")
-
-
-def _check_stages(stage_ends: tuple[int, ...], widths: tuple[int, ...], timesteps: int, dims: int) -> None:
-    if len(stage_ends) != len(widths):
-        raise InputError(f"{len(stage_ends)} stages but {len(widths)} dims_per_stage; give one each")
-    if any(a >= b for a, b in itertools.pairwise((0, *stage_ends))) or stage_ends[-1:] != (timesteps,):
-        raise InputError(f"stages must rise from above 0 to the {timesteps} time-steps, got {list(stage_ends)}")
-    if sum(widths) != dims:
-        raise InputError(f"dims_per_stage sums to {sum(widths)}, the code has {dims} dims; change one of the two")
-
-
-def _sizes(timesteps: Any, subsets: Any, dims: Any, fill: str = "") -> tuple[int, int, int]:
-    """T, K, D as Python numbers; `fill` names a kind that leaves no subset empty."""
-    steps, count, width = _whole("timesteps", timesteps), _whole("subsets", subsets), _whole("dims", dims)
-    if count > steps:
-        raise InputError(f"{count} subsets do not fit in {steps} time-steps; use at most one per time-step")
-    if fill and count > width:
-        raise InputError(f"{fill} gives every subset a dim, {count} subsets do not fit in {width} dims; use fewer")
-    return steps, count, width
-
-
-def _whole(name: str, value: Any, lowest: int = 1, stop: int | None = None) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < lowest or (stop and value >= stop):
-        upper = f" and below {stop}" if stop else ""
-        raise InputError(f"{name} must be a whole number of at least {lowest}{upper}, got {value!r}")
-    return operator.index(value)
-
-
-def _whole_numbers(name: str, values: Any) -> tuple[int, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise InputError(f"{name} must be a list of whole numbers, got {values!r}")
-    return tuple(_whole(f"each number of {name}", value, 0) for value in values)
-
-
-def _curve(name: str, values: Any) -> tuple[float, ...]:
-    try:
-        curve = torch.as_tensor(values, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{name} must be a list of numbers, got {type(values).__name__}") from None
-    if curve.ndim != 1 or not curve.isfinite().all() or (curve < 0).any() or not (curve > 0).any():
-        raise InputError(f"{name} {tuple(curve.shape)} must be a list of finite numbers >= 0, not all 0; clip it")
-    return tuple(curve.tolist())

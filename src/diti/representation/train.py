@@ -9,7 +9,7 @@ from diti.core.errors import InputError
 from diti.core.loop import make_accelerator, train
 from diti.data.prepared import training_batches
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.diffusion.pretrain import start_run
+from diti.diffusion.start_run import start_run
 from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.registry import Findings, Method, find_method
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
-from tiny import DIMS, SHAPE, perturb, tiny_backbone
+from tiny import CODE, DIMS, tiny_backbone, tiny_diffae
 
 import diti
 from diti.cli import main
-from diti.config import BackboneConfig, EncoderConfig, TrainConfig, TrainingConfig
+from diti.config import BackboneConfig, TrainConfig, TrainingConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import Draws
@@ -27,12 +27,12 @@ from diti.diffusion.backbone import build_backbone
 from diti.diffusion.validation import fixed_batches
 from diti.representation.methods.diffae import Denoising, conditional_loss, new_decoder, validation_losses
 from diti.representation.methods.registry import find_method
-from diti.representation.networks.conditioned import ConditionedUNet, DiffAE
+from diti.representation.models.diffae import DiffAE
+from diti.representation.networks.conditioned import ConditionedUNet
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.partition import Partition
 from diti.representation.train import train_model
 
-CODE = EncoderConfig(encoder="residual", code_dim=DIMS, encoder_channels=(8, 16))
 LENGTH = TrainingConfig(
     images=256, train_batch_size=16, learning_rate=1e-2, ema_decay=0.5, log_images=64, checkpoint_images=64
 )
@@ -40,19 +40,9 @@ FACES = to_float(toyfaces.render(toyfaces.sample(4, seed=2), 16))  # (4, 3, 16, 
 PAIR = F.avg_pool2d(FACES[:2], 2)  # (2, 3, 8, 8)
 
 
-def networks(prediction: str = "epsilon") -> tuple[torch.nn.Module, ConditionedUNet]:
-    """Random, but nothing is neutral."""
-    backbone = build_backbone(replace(SHAPE, prediction=prediction), seed=0)
-    encoder, decoder = build_encoder(CODE, backbone, 0), ConditionedUNet(backbone, DIMS)
-    for network in (encoder, decoder):
-        perturb(network, 0.05)
-    return encoder.eval(), decoder.eval()
-
-
 @pytest.fixture
 def small() -> DiffAE:
-    encoder, decoder = networks()
-    return DiffAE(encoder, decoder, Partition.single(1000, DIMS), torch.zeros(DIMS), torch.ones(DIMS))
+    return tiny_diffae()
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +92,8 @@ def run(config, place):
 @pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
 @torch.no_grad()
 def test_the_loss_is_the_mean_squared_error_of_what_the_network_predicts(prediction):
-    encoder, decoder = networks(prediction)
+    model = tiny_diffae(prediction)
+    encoder, decoder = model.encoder, model.decoder
     draws = Draws(seed=3, start=16, count=4)
     report = Denoising(encoder, decoder)(FACES, draws)
     t, noise = draws.integers("time-step", 1000), draws.normal("noise", (3, 16, 16))
@@ -124,8 +115,8 @@ def test_the_loss_is_the_mean_squared_error_of_what_the_network_predicts(predict
     assert torch.equal(report.time_share, t / 1000)
 
 
-def test_encoder_and_network_learn_from_the_same_loss():
-    objective = Denoising(*networks(), encoder_rate=0.1)
+def test_encoder_and_network_learn_from_the_same_loss(small):
+    objective = Denoising(small.encoder, small.decoder, encoder_rate=0.1)
     objective(FACES, Draws(0, 0, 4)).total.backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in objective.parameters())
     assert objective.rate_factor("encoder.head.weight") == 0.1 and objective.rate_factor("decoder.net.unet") == 1
@@ -147,9 +138,6 @@ def test_a_handful_of_images_is_learned_and_z_says_which(learned):
     assert loss(z) < 0.7 * loss(z.flip(0))
 
 
-# ---- The model --------------------------------------------------------------------------------------------
-
-
 def test_an_image_comes_back_from_its_noise_and_code(learned):
     def error(images: torch.Tensor, wanted: torch.Tensor = PAIR) -> float:
         return (images - wanted).square().mean().item()
@@ -161,35 +149,6 @@ def test_an_image_comes_back_from_its_noise_and_code(learned):
     assert error(wrong) > 100 * many, "the field depends on z"
     random = learned.reconstruct(PAIR, "random")
     assert error(random) < 0.9 * error(random, PAIR.flip(0)), "new noise, but z says which of the two it is"
-
-
-def test_the_field_is_the_networks_noise_with_z(small):
-    z, t = small.encode(FACES), torch.full((4,), 300)
-    with torch.no_grad():
-        expected = small.decoder.eps(FACES, t, z)
-        assert torch.equal(small.guided_eps(z)(FACES, t), expected)
-        assert torch.equal(small.guided_eps(z, masked=False)(FACES, t), expected)
-    with pytest.raises(InputError, match=r"diffae model has no prediction without z; use stop_guidance 0"):
-        small.guided_eps(z, stop_below=100)
-
-
-def test_saved_and_loaded_it_decodes_the_same(small, tmp_path):
-    small.save(tmp_path / "model")
-    assert not (tmp_path / "model" / "unet").exists() and not (tmp_path / "model" / "backbone.json").exists()
-    again = diti.load(tmp_path / "model")
-    assert isinstance(again, DiffAE) and again.partition.subsets == 1 and again.method == "diffae"
-    z = small.encode(FACES)
-    assert torch.equal(again.encode(FACES), z)
-    noise = small.new_noise(4, seed=1)
-    assert torch.equal(again.decode(z, noise, 5), small.decode(z, noise, 5))
-    with pytest.raises(InputError, match="holds no diffusers network"):
-        diti.load_backbone(tmp_path / "model")
-    replace(small, partition=Partition.single(500, DIMS)).save(tmp_path / "mixed")
-    with pytest.raises(InputError, match=r"the partition is for T = 500, the decoder has T = 1000"):
-        diti.load(tmp_path / "mixed")
-    (tmp_path / "model" / "decoder" / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"model\.safetensors is missing"):
-        diti.load(tmp_path / "model")
 
 
 # ---- The method -------------------------------------------------------------------------------------------

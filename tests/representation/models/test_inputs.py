@@ -7,7 +7,7 @@ from PIL import Image
 
 from diti.core.errors import InputError
 from diti.core.images import to_float
-from diti.representation.models.inputs import as_batch
+from diti.representation.models.inputs import as_batch, as_features
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
 FLOATS = to_float(PIXELS)
@@ -63,3 +63,20 @@ def test_grey_and_transparent_pictures_become_rgb():
 def test_bad_images(images, words):
     with pytest.raises(InputError, match=words):
         as_batch(images, 4)
+
+
+def test_features_come_as_any_array_of_numbers():
+    rows = [[1.0, 2.0], [3.0, 4.0]]
+    for given in (rows, np.array(rows), np.array(rows, np.int64), torch.tensor(rows, requires_grad=True)):
+        found = as_features(given)
+        assert found.dtype == torch.float32 and found.tolist() == rows
+
+
+@pytest.mark.parametrize(
+    "given", [None, 3.0, torch.tensor(3.0), "features", [[1.0], [2.0, 3.0]]],
+    ids=["nothing", "number", "tensor of one number", "word", "ragged"],
+)  # fmt: skip
+def test_what_is_no_features(given):
+    words = rf"encodes features of another network, numbers \(N, F\), and got {type(given).__name__}; give the"
+    with pytest.raises(InputError, match=words):
+        as_features(given)

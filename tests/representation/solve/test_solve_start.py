@@ -14,6 +14,7 @@ from diti.core.rng import Draws
 from diti.data.sources import cache_folder, open_data
 from diti.representation.methods import diti as objective
 from diti.representation.methods.checks import loss_curves
+from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.solve import start as starting
 from diti.representation.solve.solved import solve_networks
 
@@ -73,6 +74,13 @@ def test_it_begins_as_the_solution_and_then_reads_it_from_the_cache(solved, back
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert len(list((cache_folder() / "solved").iterdir())) == 1
+
+
+def test_a_cache_with_another_decoder_is_named(solved, backbone, dataset, monkeypatch):
+    build(backbone, dataset)
+    monkeypatch.setattr(starting, "load_decoder", lambda folder, backbone: ShiftDecoder(backbone, 12))
+    with pytest.raises(InputError, match="holds a decoder that was not solved; remove that folder"):
+        build(backbone, dataset)
 
 
 def test_other_settings_are_solved_anew(solved, backbone, dataset, monkeypatch):

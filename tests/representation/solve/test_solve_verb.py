@@ -96,7 +96,7 @@ def test_encode_and_interpolate(run, images, tmp_path):
     model, dataset = diti.load(run), open_data(DATA, 16)
     z = np.stack([table[name].to_numpy() for name in model.feature_names()], 1)
     np.testing.assert_allclose(z, model.encode(np.asarray(dataset.images)), atol=1e-5)
-    for name, pixels in zip("ab", dataset.images, strict=False):
+    for name, pixels in zip("ab", dataset.images[:2], strict=True):
         Image.fromarray(pixels).save(tmp_path / f"{name}.png")
     pair = [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
     picture = tmp_path / "between.png"
@@ -151,16 +151,22 @@ def test_dry_run_writes_nothing(folder, tmp_path, capsys):
     assert "code_dim: 12" in capsys.readouterr().out and not (tmp_path / "dry").exists()
 
 
-def test_a_stopped_run_continues_to_the_same_model(run, folder, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("stop", "wait", "again"),
+    [(128, -1.0, 128), (192, -1.0, 192), (256, -1.0, 256), (256, 1e9, 0)],
+    ids=["before a look", "right after a look", "between looks", "without a state"],
+)
+def test_a_stopped_run_continues_to_the_same_model(run, folder, tmp_path, monkeypatch, capsys, stop, wait, again):
     """As after a kill: what is on disk is all that the second call knows."""
-    out = tmp_path / "stopped"
-    monkeypatch.setattr(collecting, "SECONDS_BETWEEN_STATES", -1.0)
+    out, looks = tmp_path / "stopped", RunFolder(run).read_log()[:-1]
+    assert looks[0]["images"] == 192 and looks[1]["images"] > 256
+    monkeypatch.setattr(collecting, "SECONDS_BETWEEN_STATES", wait)
     monkeypatch.setattr(collecting, "CHUNK", 64)
     monkeypatch.setattr(run_module, "finish", lambda method, model, *rest: model.save(out) or Findings())
     real, seen = collecting.Pass.take_in, []
 
-    def stop_after_two_states(job, sums, walk, start, count):
-        if walk.purpose == "solve-train" and start == 128:
+    def stopping(job, sums, walk, start, count):
+        if walk.purpose == "solve-train" and start == stop:
             raise KeyboardInterrupt
         real(job, sums, walk, start, count)
 
@@ -168,16 +174,18 @@ def test_a_stopped_run_continues_to_the_same_model(run, folder, tmp_path, monkey
         seen.append((walk.purpose, start))
         real(job, sums, walk, start, count)
 
-    monkeypatch.setattr(collecting.Pass, "take_in", stop_after_two_states)
+    monkeypatch.setattr(collecting.Pass, "take_in", stopping)
     assert main(words(folder, out)) == 130
     assert (out / "state").is_dir() and not (out / "model.json").exists()
+    assert RunFolder(out).read_log() == (looks[:1] if stop >= 192 else [])
     assert main(words(folder, out, "--code-dim", "8")) == 2
     assert "holds a run with other settings (code_dim)" in capsys.readouterr().err
     monkeypatch.setattr(collecting.Pass, "take_in", watched)
     assert main(words(folder, out)) == 0
-    assert seen[0] == ("solve-train", 128), "neither validation nor what was seen is done again"
+    assert seen[0] == ("solve-train", again), "neither validation nor what is in a state is done again"
     whole, continued = weights(run), weights(out)
     assert whole.keys() == continued.keys() and all(torch.equal(whole[key], continued[key]) for key in whole)
+    assert RunFolder(out).read_log()[:-1] == looks, "a line per look"
     assert not (out / "state").exists()
 
 

@@ -23,8 +23,9 @@ from diti.diffusion.validation import fixed_batches
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
 from diti.representation.methods.checks import save_reconstructions
 from diti.representation.methods.registry import Findings
+from diti.representation.models.diffae import DiffAE, load_diffae
 from diti.representation.models.model import inference
-from diti.representation.networks.conditioned import ConditionedUNet, DiffAE, load_diffae
+from diti.representation.networks.conditioned import ConditionedUNet
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.partition import Partition
 

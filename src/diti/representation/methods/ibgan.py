@@ -41,7 +41,7 @@ from diti.representation.methods.base import (
 from diti.representation.methods.coverage import variety
 from diti.representation.methods.registry import Findings
 from diti.representation.models.decoding import in_parts
-from diti.representation.models.direct import DirectModel, OneStepDecoder, Prior, load_direct
+from diti.representation.models.direct import DirectModel, Prior, load_direct
 from diti.representation.models.model import inference
 from diti.representation.networks.adversarial import (
     Discriminator,
@@ -53,6 +53,7 @@ from diti.representation.networks.adversarial import (
     score_as_given,
 )
 from diti.representation.networks.encoder import Encoder, build_encoder
+from diti.representation.networks.image_decoder import OneStepDecoder
 from diti.representation.partition import Partition
 
 GENERATOR_RATE, DISCRIMINATOR_RATE, STD_RATE = 0.4, 1.0, 10.0  # of the learning rate

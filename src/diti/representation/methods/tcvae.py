@@ -24,9 +24,9 @@ from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
 from diti.representation.methods.base import EncoderObjective, checked_rows, encoder_rate, new_encoder
 from diti.representation.methods.registry import Findings
-from diti.representation.models.direct import DirectModel, OneStepDecoder, load_direct
+from diti.representation.models.direct import DirectModel, load_direct
 from diti.representation.networks.encoder import Encoder, build_encoder
-from diti.representation.networks.image_decoder import CHANNELS, ImageDecoder
+from diti.representation.networks.image_decoder import CHANNELS, ImageDecoder, OneStepDecoder
 from diti.representation.networks.weights import drawn_from
 from diti.representation.partition import Partition
 

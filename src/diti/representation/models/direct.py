@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diti.core.rng import torch_generator
 from diti.diffusion.files import load_strictly
@@ -18,16 +18,9 @@ from diti.representation.models.decoding import DecodingModel, in_parts
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.model import COMMON_PARTS, inference, read_common, require_dims, require_parts
 from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.image_decoder import OneStepDecoder
 from diti.representation.networks.weights import read_network, write_network
 from diti.representation.partition import Partition
-
-
-class OneStepDecoder(nn.Module):
-    """(B, D) code and (B, noise_dims) noise -> (B, 3, H, W) in [-1, 1]."""
-
-    dims: int  # D
-    noise_dims: int  # 0: a code has one image
-    description: dict[str, Any]  # what config.json must say to build it again
 
 
 @dataclass(frozen=True)

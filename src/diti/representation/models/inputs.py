@@ -40,6 +40,8 @@ def as_features(given: object) -> Tensor:
     """Features (N, F) of another network as float32; the encoder checks their shape."""
     try:
         array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+        if array.ndim == 0:  # None, too, which numpy takes for nan
+            raise ValueError
         return torch.from_numpy(array.astype(np.float32))  # a copy: torch has no read-only tensors
     except (TypeError, ValueError):
         raise InputError(

@@ -1,4 +1,4 @@
-"""The decoder of a diffusion autoencoder, a whole U-Net ε_θ(x_t, t, z), and the model made of it and an encoder.
+"""The decoder of a diffusion autoencoder: a whole U-Net ε_θ(x_t, t, z).
 
 Preechakul et al., "Diffusion Autoencoders", CVPR 2022: in every residual block of the down, middle and up path
 AdaGN(h, t, z) = z_s (t_s GroupNorm(h) + t_b), where z_s is 1 plus a linear layer of SiLU(z).
@@ -8,7 +8,7 @@ Letters: B images, D length of z, E width of the time embedding.
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,11 +23,7 @@ from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path
 from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet
 from diti.diffusion.files import SCHEDULER_FILE, load_strictly, read_scheduler
-from diti.diffusion.sampler import EpsFn
 from diti.diffusion.schedule import Schedule, eps_from_output, gather
-from diti.representation.models.diffusion import DiffusionModel
-from diti.representation.models.model import COMMON_PARTS, read_common, require_dims, require_parts
-from diti.representation.networks.encoder import Encoder
 from diti.representation.networks.modulated import (
     ModulatedResnet,
     check_decoder,
@@ -37,9 +33,6 @@ from diti.representation.networks.modulated import (
 )
 from diti.representation.networks.unet_paths import embed_time, run_down, run_up
 from diti.representation.networks.weights import drawn_from, read_network, write_network
-from diti.representation.partition import Partition
-
-DECODER_PARTS = ("decoder", "scheduler")
 
 
 class ConditionedUNet(nn.Module):
@@ -152,50 +145,3 @@ def _random(backbone: Backbone, dims: int, seed: int) -> UNet2DModel:
     zero_block_ends(unet)
     zero(unet.conv_out)
     return unet
-
-
-# ---- The model --------------------------------------------------------------------------------------------
-
-
-@dataclass
-class DiffAE(DiffusionModel):
-    """Encoder f, the U-Net that knows z, and the statistics of z, all of whose dims belong together."""
-
-    encoder: Encoder
-    decoder: ConditionedUNet
-    partition: Partition
-    mean: Tensor
-    std: Tensor
-    method: str = "diffae"
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.decoder.schedule
-
-    def guided_eps(self, z: Tensor, *, masked: bool = True, stop_below: int = 0, **field: Any) -> EpsFn:
-        """ε_θ(x, t, z). masked: without effect, z being one subset. stop_below: 0, it never goes without z."""
-        if stop_below > 0:
-            raise InputError(
-                f"stop_guidance leaves z out below t = {stop_below}, and the network of a {self.method} model has "
-                "no prediction without z; use stop_guidance 0"
-            )
-        z = z.to(self.device)
-        return lambda x, t: self.decoder.eps(x, t, z)
-
-    def save(self, folder: Path) -> None:
-        """Write everything that `load` needs; each part whole, model.json last."""
-        self.decoder.save(folder)
-        super().save(folder)
-
-
-def load_diffae(folder: Path) -> DiffAE:
-    """What `DiffAE.save` wrote."""
-    require_parts(folder, (*DECODER_PARTS, *COMMON_PARTS))
-    encoder, partition, mean, std, method = read_common(folder)
-    decoder = load_conditioned(folder)
-    require_dims(folder, "decoder", decoder.dims, partition)
-    if partition.timesteps != decoder.timesteps:
-        raise InputError(
-            f"{folder}: the partition is for T = {partition.timesteps}, the decoder has T = {decoder.timesteps}"
-        )
-    return DiffAE(encoder, decoder, partition, mean, std, method)

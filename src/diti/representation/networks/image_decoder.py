@@ -1,11 +1,13 @@
-"""A convolutional network that draws an image from a vector in one go: decoder of a VAE, generator of a GAN.
+"""Networks that draw an image from a vector in one go: decoder of a VAE, generator of a GAN.
 
-It mirrors the residual encoder: from a 4x4 grid up, the last step by pixel-shuffle. Letters: B images, C channels.
+The convolutional one mirrors the residual encoder: from a 4x4 grid up, the last step by pixel-shuffle.
+Letters: B images, C channels, D length of z.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +16,14 @@ from diti.core.errors import InputError
 from diti.representation.networks.trunks import FOLD, GRID, group_norm
 
 CHANNELS = (128, 128, 64, 32)  # width of each level, coarsest first
+
+
+class OneStepDecoder(nn.Module):
+    """(B, D) code and (B, noise_dims) noise -> (B, 3, H, W) in [-1, 1]."""
+
+    dims: int  # D
+    noise_dims: int  # 0: a code has one image
+    description: dict[str, Any]  # what config.json must say to build it again
 
 
 class ImageDecoder(nn.Module):

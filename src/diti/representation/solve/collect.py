@@ -146,11 +146,16 @@ def collect(
     state: Path | None,
     log: Callable[..., None],
 ) -> Sums:
-    """Sums over `images` images, or over as many as the rule asks for; continues from the newest `state`."""
+    """Sums over `images` images, or over as many as the rule asks for; continues from the newest `state`.
+
+    log: told each look once, those that the state knows of first.
+    """
     sums, scores = job.new_sums(), []
     if state is not None and (found := load_state(state)) is not None:
         sums.restore(found[0])
         scores = [(int(n), float(share)) for n, share in found[1]["scores"]]
+    for look in scores:
+        _tell(log, look)
     saved = time.monotonic()
     main = is_main()
     while (images is None and not enough(scores, tolerance)) or (images is not None and sums.images < images):
@@ -163,5 +168,9 @@ def collect(
                     saved = time.monotonic()
         if images is None:
             scores.append((sums.images, from_main(score(sums) if main else 0.0)))
-            log(images=sums.images, loss_removed_from_sums=scores[-1][1])
+            _tell(log, scores[-1])
     return sums
+
+
+def _tell(log: Callable[..., None], look: tuple[int, float]) -> None:
+    log(images=look[0], loss_removed_from_sums=look[1])

@@ -46,6 +46,7 @@ def solve_model(config: SolveConfig, out: Path) -> Findings | None:
     main = accelerator.is_main_process
     if main:
         run.begin(config, inputs, FREE)
+        run.rewind_log(0)  # the looks of a stopped run are in its state: the pass tells them again
     accelerator.wait_for_everyone()
 
     def log(**facts: Any) -> None:

@@ -79,7 +79,11 @@ def solve(
     partition: Partition | None = None,
     tau: float | None = None,
 ) -> Solution:
-    """Steps 1 to 5. subsets: 1 for PDAE. partition: a cut to keep to, in place of the matched one."""
+    """Steps 1 to 5. subsets: 1 for PDAE. partition: a cut to keep to, in place of the matched one.
+
+    tau: overrides that of the settings, and may be 0, which they do not allow: every subset is then seen from the
+    first time-step on.
+    """
     stretches, train = evidence.stretches, evidence.train
     unknown = [not_known_yet(means, KNOWN_PENALTY) for means in train]
     directions = kept_in_order(unknown, evidence, dims, settings.features_weight)

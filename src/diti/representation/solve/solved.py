@@ -11,6 +11,7 @@ from diti.config import SolveConfig
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
 from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
 from diti.representation.solve.evidence import Log, gather_evidence, new_encoder
@@ -22,7 +23,8 @@ class Solved:
     """A solved model's parts, and what they follow from."""
 
     encoder: Encoder
-    decoder: ShiftDecoder  # the linear part alone
+    linear: LinearPart
+    decoder: ShiftDecoder  # which has this linear part, and no other
     solution: Solution
     evidence: Evidence
 
@@ -63,4 +65,5 @@ def assemble(
     )
     encoder.set_head(*solution.head(evidence))
     linear = solution.linear_part(evidence, backbone.size)
-    return Solved(encoder, ShiftDecoder(backbone, config.code_dim, "none", linear=linear), solution, evidence)
+    decoder = ShiftDecoder(backbone, config.code_dim, "none", linear=linear)
+    return Solved(encoder, linear, decoder, solution, evidence)

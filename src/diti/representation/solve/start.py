@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from diti.config import SolveConfig, TrainConfig
+from diti.core.errors import InputError
 from diti.core.processes import from_main, is_main
 from diti.core.runs import atomic_path, read_json, versions, write_json
 from diti.data.prepared import Dataset
@@ -49,20 +50,23 @@ def solved_start(
                 solved.encoder.save(temporary / "encoder")
                 solved.decoder.save(temporary / "decoder")
                 write_json(temporary / "partition.json", solved.solution.partition.to_json())
-        found = solved.encoder, solved.decoder.linear, solved.solution.partition
+        found = solved.encoder, solved.linear, solved.solution.partition
     else:
         found = _read(folder, backbone)
     encoder, linear, cut = found
-    assert linear is not None  # solved decoders have one
     if config.code.trunk == "fine-tuned":
         encoder = _free(encoder)
     return encoder, linear, cut
 
 
-def _read(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart | None, Partition]:
-    decoder = load_decoder(folder / "decoder", backbone)
+def _read(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partition]:
+    linear = load_decoder(folder / "decoder", backbone).linear
+    if linear is None:
+        raise InputError(
+            f"{folder} holds a decoder that was not solved; remove that folder, and it is solved anew"
+        )
     cut = Partition.from_json(read_json(folder / "partition.json"))
-    return load_encoder(folder / "encoder"), decoder.linear, cut
+    return load_encoder(folder / "encoder"), linear, cut
 
 
 def _free(encoder: Encoder) -> Encoder:

@@ -1,0 +1,67 @@
+"""The model of a diffusion autoencoder: an encoder, and a diffusion model that knows z.
+
+Preechakul et al., "Diffusion Autoencoders", CVPR 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.diffusion.sampler import EpsFn
+from diti.diffusion.schedule import Schedule
+from diti.representation.models.diffusion import DiffusionModel
+from diti.representation.models.model import COMMON_PARTS, read_common, require_dims, require_parts
+from diti.representation.networks.conditioned import ConditionedUNet, load_conditioned
+from diti.representation.networks.encoder import Encoder
+from diti.representation.partition import Partition
+
+DECODER_PARTS = ("decoder", "scheduler")
+
+
+@dataclass
+class DiffAE(DiffusionModel):
+    """Encoder f, the U-Net that knows z, and the statistics of z, all of whose dims belong together."""
+
+    encoder: Encoder
+    decoder: ConditionedUNet
+    partition: Partition
+    mean: Tensor
+    std: Tensor
+    method: str = "diffae"
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.decoder.schedule
+
+    def guided_eps(self, z: Tensor, *, masked: bool = True, stop_below: int = 0, **field: Any) -> EpsFn:
+        """ε_θ(x, t, z). masked: without effect, z being one subset. stop_below: 0, it never goes without z."""
+        if stop_below > 0:
+            raise InputError(
+                f"stop_guidance leaves z out below t = {stop_below}, and the network of a {self.method} model has "
+                "no prediction without z; use stop_guidance 0"
+            )
+        z = z.to(self.device)
+        return lambda x, t: self.decoder.eps(x, t, z)
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs; each part whole, model.json last."""
+        self.decoder.save(folder)
+        super().save(folder)
+
+
+def load_diffae(folder: Path) -> DiffAE:
+    """What `DiffAE.save` wrote."""
+    require_parts(folder, (*DECODER_PARTS, *COMMON_PARTS))
+    encoder, partition, mean, std, method = read_common(folder)
+    decoder = load_conditioned(folder)
+    require_dims(folder, "decoder", decoder.dims, partition)
+    if partition.timesteps != decoder.timesteps:
+        raise InputError(
+            f"{folder}: the partition is for T = {partition.timesteps}, the decoder has T = {decoder.timesteps}"
+        )
+    return DiffAE(encoder, decoder, partition, mean, std, method)
