@@ -14,7 +14,7 @@ _PUBLIC = {
     "DiTi": "diti.representation.models.diffusion",
     "Partition": "diti.representation.partition",
     "Transformer": "diti.representation.models.transformer",
-    "load": "diti.representation.models.model",
+    "load": "diti.representation.models.loading",
     "load_backbone": "diti.diffusion.backbone",
     "open_data": "diti.data.sources",
     "solve": "diti.representation.solve.run",

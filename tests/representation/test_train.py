@@ -17,7 +17,7 @@ from diti.cli import main
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
 from diti.representation.methods.diti import frozen_loss_by_time
-from diti.representation.models.model import load
+from diti.representation.models.loading import load
 
 COMMON = (
     "--data", "toyfaces:200", "--code-dim", "12", "--subsets", "4", "--train-batch-size", "16",

@@ -17,9 +17,10 @@ from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.generate import save_samples as save_backbone_samples
 from diti.diffusion.sampler import OnStep
-from diti.representation.models.decoding import DecodingModel, load_with_decoder
+from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.direct import DirectModel
 from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.loading import load_with_decoder
 from diti.representation.networks.latent import FOLDER as LATENT
 from diti.representation.networks.latent import load_latent
 

@@ -181,7 +181,7 @@ class Export:
 
     def run(self) -> None:
         from diti.interop.onnx import export_encoder
-        from diti.representation.models.model import load
+        from diti.representation.models.loading import load
 
         print(export_encoder(load(self.model), self.out))
 

@@ -9,7 +9,8 @@ import diti
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
-from diti.representation.models.model import code_statistics, load
+from diti.representation.models.loading import load
+from diti.representation.models.model import code_statistics
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.shift import ShiftDecoder
 

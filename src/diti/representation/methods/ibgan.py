@@ -41,18 +41,18 @@ from diti.representation.methods.base import (
 from diti.representation.methods.coverage import variety
 from diti.representation.methods.registry import Findings
 from diti.representation.models.decoding import in_parts
-from diti.representation.models.direct import DirectModel, OneStepDecoder, Prior, load_direct
+from diti.representation.models.direct import DirectModel, Prior
 from diti.representation.models.model import inference
 from diti.representation.networks.adversarial import (
     Discriminator,
     Generator,
-    generator_from_description,
     look,
     new_discriminator,
     new_generator,
     score_as_given,
 )
 from diti.representation.networks.encoder import Encoder, build_encoder
+from diti.representation.networks.image_decoder import OneStepDecoder
 from diti.representation.partition import Partition
 
 GENERATOR_RATE, DISCRIMINATOR_RATE, STD_RATE = 0.4, 1.0, 10.0  # of the learning rate
@@ -219,8 +219,3 @@ def assess(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
 def mean_image_error(images: Tensor) -> float:
     """Mean squared error of the mean image as reconstruction: what a code that says nothing reaches."""
     return (images - images.mean(0)).square().mean().item()
-
-
-def load(folder: Path) -> DirectModel:
-    """What `DirectModel.save` wrote."""
-    return load_direct(folder, generator_from_description)

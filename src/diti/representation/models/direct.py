@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diti.core.rng import torch_generator
 from diti.diffusion.files import load_strictly
@@ -17,17 +17,11 @@ from diti.diffusion.sampler import OnStep
 from diti.representation.models.decoding import DecodingModel, in_parts
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.model import COMMON_PARTS, inference, read_common, require_dims, require_parts
+from diti.representation.networks.adversarial import generator_from_description
 from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.image_decoder import OneStepDecoder, vae_decoder_from_description
 from diti.representation.networks.weights import read_network, write_network
 from diti.representation.partition import Partition
-
-
-class OneStepDecoder(nn.Module):
-    """(B, D) code and (B, noise_dims) noise -> (B, 3, H, W) in [-1, 1]."""
-
-    dims: int  # D
-    noise_dims: int  # 0: a code has one image
-    description: dict[str, Any]  # what config.json must say to build it again
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,7 @@ class Prior:
         return torch.stack([torch.randn(self.dims, generator=generator) for generator in drawn])
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DirectModel(DecodingModel):
     """Encoder, one-step decoder, and the statistics of z, whose prior is the standard normal."""
 
@@ -125,3 +119,13 @@ def load_direct(folder: Path, build: Callable[..., OneStepDecoder]) -> DirectMod
     load_strictly(decoder, state, str(folder / "decoder"))
     require_dims(folder, "decoder", decoder.dims, partition)
     return DirectModel(encoder, decoder.eval(), partition, mean, std, method)
+
+
+def load_tcvae(folder: Path) -> DirectModel:
+    """A model of tcvae."""
+    return load_direct(folder, vae_decoder_from_description)
+
+
+def load_ibgan(folder: Path) -> DirectModel:
+    """A model of ibgan."""
+    return load_direct(folder, generator_from_description)

@@ -17,9 +17,8 @@ from torch.func import functional_call
 from torch.nn.utils.parametrizations import spectral_norm
 
 from diti.core.errors import InputError
-from diti.representation.models.direct import OneStepDecoder
 from diti.representation.networks.encoder import Encoder
-from diti.representation.networks.image_decoder import ImageDecoder
+from diti.representation.networks.image_decoder import ImageDecoder, OneStepDecoder
 from diti.representation.networks.trunks import FOLD, GRID, BackboneTrunk
 from diti.representation.networks.weights import drawn_from
 

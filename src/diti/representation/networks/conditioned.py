@@ -157,7 +157,7 @@ def _random(backbone: Backbone, dims: int, seed: int) -> UNet2DModel:
 # ---- The model --------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DiffAE(DiffusionModel):
     """Encoder f, the U-Net that knows z, and the statistics of z, all of whose dims belong together."""
 
