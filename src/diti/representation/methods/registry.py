@@ -55,7 +55,10 @@ _LOAD_USUAL = later(f"{MODELS}.model", "load_encode_only")
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What differs between methods. All but `build` have a default, which fits a model that only encodes."""
+    """What differs between methods. All but `build` have a default, which fits a model that only encodes.
+
+    diti.register(diti.Method(name="mine", title="Mine", about="one line for --help", build=build))
+    """
 
     name: str  # on the command line and in model.json
     title: str  # in tables, such as DiTi
