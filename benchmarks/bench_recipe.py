@@ -19,7 +19,7 @@ from benchmarks.bench_encoder import validation_ap, validation_split
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
 from diti.representation.features import encode_dataset
-from diti.representation.models.model import load
+from diti.representation.models.loading import load
 
 AUTHORS = (
     "--encoder residual --start random --time-sampling uniform --train-batch-size 128 "

@@ -38,7 +38,7 @@ from diti.representation.features import encode_dataset
 from diti.representation.finish import training_statistics
 from diti.representation.methods.checks import loss_curves
 from diti.representation.models.diffusion import DiTi
-from diti.representation.models.model import load
+from diti.representation.models.loading import load
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition, make_partition
 from diti.representation.solve.evidence import gather_evidence, new_encoder

@@ -12,14 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import diti
-from diti.config import EncoderConfig, TrainConfig, TrainingConfig
-from diti.core.loop import LossReport
-from diti.measure.baselines import baselines
-from diti.measure.probing import read_labels
-from diti.representation.features import encode_dataset
-from diti.representation.methods.base import EncoderObjective, new_encoder
-from diti.representation.methods.registry import Method, register
-from diti.representation.train import train_model
+from diti import EncoderObjective, LossReport, Method, new_encoder, register
 
 
 class VICReg(EncoderObjective):
@@ -47,12 +40,12 @@ if __name__ == "__main__":
     words.add_argument("--data", default="toyfaces:6000")
     words.add_argument("--images", type=int, default=20_000, help="length of the training, images seen")
     words.add_argument("--out", type=Path, default=Path("runs/vicreg"))
-    given, code = words.parse_args(), EncoderConfig(encoder="residual", code_dim=64, encoder_channels=(16, 32, 64))
-    length = TrainingConfig(images=given.images, learning_rate=1e-3, ema_decay=0.99)
-    train_model(TrainConfig(method="vicreg", data=given.data, code=code, training=length), given.out)
-    model, data = diti.load(given.out), diti.open_data(given.data, 32)
+    given = words.parse_args()
+    model = diti.train(given.data, method="vicreg", out=given.out, images=given.images, learning_rate=1e-3,
+                       ema_decay=0.99, encoder="residual", code_dim=64, encoder_channels=(16, 32, 64))  # fmt: skip
+    data = diti.open_data(given.data, model.size)
     for title, features in (
-        ("VICReg", encode_dataset(model, data)),
-        next(baselines(32, data, model.dims, seed=0)),
+        ("VICReg", diti.encode_dataset(model, data)),
+        next(diti.baselines(model.size, data, model.dims, seed=0)),
     ):
-        print(f"{title}: mean AP {read_labels(data).probe(features, seed=0).mean_ap:.1%}")
+        print(f"{title}: mean AP {diti.read_labels(data).probe(features, seed=0).mean_ap:.1%}")

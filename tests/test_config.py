@@ -14,6 +14,7 @@ from diti.config import (
     TrainingConfig,
     differences,
     from_mapping,
+    from_options,
     load_yaml,
     preset,
     resolve,
@@ -143,3 +144,17 @@ def test_settings_of_earlier_versions_are_read(tmp_path):
     (tmp_path / "config.yaml").write_text("decoder_start: random\ncode: {encoder_time: 70}\n")
     config = load_yaml(TrainConfig(), tmp_path / "config.yaml")
     assert config.start == "random" and config.code.encoder_time == (70,)
+
+
+def test_options_find_their_section_by_their_plain_name():
+    options = {"method": "pdae", "code_dim": 8, "images": 64, "encoder_channels": [8, 16], "tau": 0.1}
+    found = from_options(TrainConfig(), options, "here")
+    assert (found.method, found.code.code_dim, found.training.images) == ("pdae", 8, 64)
+    assert found.code.encoder_channels == (8, 16) and found.solution.tau == 0.1
+    assert found.training.seed == TrainConfig().training.seed
+    with pytest.raises(InputError, match=r"here: unknown setting 'code_dims'; valid: .*Did you mean 'code_dim'"):
+        from_options(TrainConfig(), {"code_dims": 8}, "here")
+    with pytest.raises(InputError, match=r"here: unknown setting 'training'"):
+        from_options(TrainConfig(), {"training": {"images": 3}}, "here")
+    with pytest.raises(InputError, match=r"here: training: images must be int, got '64'"):
+        from_options(TrainConfig(), {"images": "64"}, "here")

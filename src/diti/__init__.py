@@ -1,33 +1,77 @@
 """Unsupervised, disentangled image representations from the time-steps of a diffusion model (DiTi, ICLR 2024).
 
-Public names are loaded on first use, so that `import diti` costs nothing.
+Public names are loaded on first use, so that `import diti` costs nothing. Each stands twice below, once for people
+who run the code and once for those who check or complete its types; a test compares the two lists.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "DiTi": "diti.representation.models.diffusion",
-    "Partition": "diti.representation.partition",
-    "Transformer": "diti.representation.models.transformer",
-    "load": "diti.representation.models.model",
-    "load_backbone": "diti.diffusion.backbone",
-    "open_data": "diti.data.sources",
-    "solve": "diti.representation.solve.run",
-    "InputError": "diti.core.errors",
-}
-__all__ = [*_PUBLIC, "__version__"]
+if TYPE_CHECKING:  # `as` says that a name is public
+    from diti.core.errors import InputError as InputError
+    from diti.core.loop import LossReport as LossReport
+    from diti.data.prepared import Dataset as Dataset
+    from diti.data.sources import open_data as open_data
+    from diti.diffusion.backbone import Backbone as Backbone
+    from diti.diffusion.backbone import load_backbone as load_backbone
+    from diti.edit.directions import learn_direction as learn_direction
+    from diti.edit.variations import sample as sample
+    from diti.edit.variations import vary as vary
+    from diti.measure.baselines import baselines as baselines
+    from diti.measure.probing import read_labels as read_labels
+    from diti.representation.features import encode_dataset as encode_dataset
+    from diti.representation.methods.base import EncoderObjective as EncoderObjective
+    from diti.representation.methods.base import new_encoder as new_encoder
+    from diti.representation.methods.registry import Method as Method
+    from diti.representation.methods.registry import register as register
+    from diti.representation.models.diffusion import DiTi as DiTi
+    from diti.representation.models.loading import load as load
+    from diti.representation.models.model import Model as Model
+    from diti.representation.models.transformer import DiTiFeatures as DiTiFeatures
+    from diti.representation.partition import Partition as Partition
+    from diti.representation.solve.run import solve as solve
+    from diti.representation.train import train as train
+else:  # hidden from type checkers, which would take any name for one that __getattr__ gives
+    import warnings
+    from importlib import import_module
 
+    _PUBLIC = {
+        "Backbone": "diti.diffusion.backbone",
+        "Dataset": "diti.data.prepared",
+        "DiTi": "diti.representation.models.diffusion",
+        "DiTiFeatures": "diti.representation.models.transformer",
+        "EncoderObjective": "diti.representation.methods.base",
+        "InputError": "diti.core.errors",
+        "LossReport": "diti.core.loop",
+        "Method": "diti.representation.methods.registry",
+        "Model": "diti.representation.models.model",
+        "Partition": "diti.representation.partition",
+        "baselines": "diti.measure.baselines",
+        "encode_dataset": "diti.representation.features",
+        "learn_direction": "diti.edit.directions",
+        "load": "diti.representation.models.loading",
+        "load_backbone": "diti.diffusion.backbone",
+        "new_encoder": "diti.representation.methods.base",
+        "open_data": "diti.data.sources",
+        "read_labels": "diti.measure.probing",
+        "register": "diti.representation.methods.registry",
+        "sample": "diti.edit.variations",
+        "solve": "diti.representation.solve.run",
+        "train": "diti.representation.train",
+        "vary": "diti.edit.variations",
+    }
+    _RENAMED = {"Transformer": "DiTiFeatures"}  # until the next version
+    __all__ = [*_PUBLIC, "__version__"]
 
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'diti' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    def __getattr__(name):
+        if name in _RENAMED:
+            now = _RENAMED[name]
+            warnings.warn(f"diti.{name} is called diti.{now} now", DeprecationWarning, stacklevel=2)
+            name = now
+        if name in _PUBLIC:
+            return getattr(import_module(_PUBLIC[name]), name)
+        raise AttributeError(f"module 'diti' has no attribute {name!r}; public names: {', '.join(__all__)}")
 
-
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__():
+        return __all__

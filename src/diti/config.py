@@ -6,7 +6,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -328,6 +328,26 @@ def from_mapping(base: T, values: Any, where: str) -> T:
         else:
             changes[key] = _checked(value, hints[key], f"{where}: {key}")
     return dataclasses.replace(base, **changes)  # type: ignore[type-var]
+
+
+def from_options(base: T, options: Mapping[str, Any], where: str) -> T:
+    """`base` with options by their plain names, as on the command line: each finds its section by itself."""
+    places: dict[str, str | None] = {}  # option → its section, None at the top
+    for item in dataclasses.fields(base):  # type: ignore[arg-type]
+        section = getattr(base, item.name)
+        if dataclasses.is_dataclass(section):
+            places |= {option.name: item.name for option in dataclasses.fields(section)}
+        else:
+            places[item.name] = None
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in places:
+            raise InputError(
+                f"{where}: unknown setting {name!r}; valid: {', '.join(places)}.{nearest(name, places)}"
+            )
+        place = places[name]
+        (values if place is None else values.setdefault(place, {}))[name] = value
+    return from_mapping(base, values, where)
 
 
 def _checked(value: Any, wanted: Any, where: str) -> Any:

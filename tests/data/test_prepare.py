@@ -119,7 +119,7 @@ def test_a_second_writer_waits_for_the_first(tmp_path, diti):
 
 def test_disk_space_is_checked_before_writing(tmp_path):
     free = shutil.disk_usage(tmp_path).free
-    faces = source(f"toyfaces:{min(2_000_000, free // (1024 * 1024 * 3) + 1000)}")
+    faces = source(f"toyfaces:{min(2_000_000, free // (1024 * 1024 * 3) + 1000)}", size=64)
     with pytest.raises(InputError, match=r"images of 1024 px need .* GB and .* has .* GB free"):
         prepare(faces, tmp_path / "out", 1024)
     assert list((tmp_path / "out").iterdir()) == []
@@ -138,11 +138,11 @@ def test_a_limit_hit_while_writing_is_one_line(tmp_path, diti):
 
 def test_a_read_only_target_is_one_line(tmp_path, diti):
     """/proc takes no new folders, whoever asks."""
-    result = diti("prepare", "toyfaces:10", "--out", "/proc/diti-out")
+    result = diti("prepare", "toyfaces:10", "--size", 16, "--out", "/proc/diti-out")
     assert result.returncode == 2 and result.stderr.startswith("diti: cannot write to /proc/diti-out")
     if os.geteuid() != 0:
         tmp_path.chmod(0o500)
-        result = diti("prepare", "toyfaces:10", "--out", tmp_path / "out")
+        result = diti("prepare", "toyfaces:10", "--size", 16, "--out", tmp_path / "out")
         assert result.returncode == 2 and "Permission denied" in result.stderr
 
 
@@ -162,7 +162,10 @@ def test_foreign_files_in_the_target_are_left_alone(image_folder, tmp_path):
         (("toyfaces:0",), "toyfaces:0 is not understood"),
         (("toyfaces:9", "--size", 8), "size"),
         (("toyfaces:9", "--size", 5000), "size"),
-        (("toyfaces:9", "--crop", "middle"), "crop 'middle' is unknown"),
+        (("toyfaces:9",), "toyfaces:9 is drawn at any size and none is given; say which: .*--size 32"),
+        (("TALL",), r"tall has no size of its own \(an image of 40×30 px, crop centre\); say .*--size 64"),
+        (("IMAGES", "--crop", "lfw"), r"has no size of its own \(an image of 40×40 px, crop lfw\)"),
+        (("toyfaces:9", "--size", 16, "--crop", "middle"), "crop 'middle' is unknown"),
         (("IMAGES", "--kind", "celebb"), "--kind celebb is unknown; use .*Did you mean 'celeba'"),
         (("EMPTY",), "holds no images"),
         (("BROKEN",), r"none of the 2 images can be read; the first: 0\.png"),
@@ -172,12 +175,14 @@ def test_foreign_files_in_the_target_are_left_alone(image_folder, tmp_path):
 def test_bad_input_is_one_line_and_exit_code_2(words, line, image_folder, tmp_path, diti):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "tall").mkdir()
+    Image.new("RGB", (40, 30)).save(tmp_path / "tall" / "0.png")
     for index in range(2):
         (tmp_path / "broken").mkdir(exist_ok=True)
         (tmp_path / "broken" / f"{index}.png").write_bytes(b"x")
     places = {
         "IMAGES": image_folder, "EMPTY": tmp_path / "empty",
-        "BROKEN": tmp_path / "broken", "TEXT": tmp_path / "notes.txt",
+        "BROKEN": tmp_path / "broken", "TEXT": tmp_path / "notes.txt", "TALL": tmp_path / "tall",
     }  # fmt: skip
     result = diti("prepare", *(places.get(w, w) for w in words), "--out", tmp_path / "out")
     assert result.returncode == 2 and "Traceback" not in result.stderr
@@ -193,6 +198,19 @@ def test_open_data_takes_a_dataset_folder_or_prepares_into_the_cache(image_folde
     assert cached.size == 24 and os.environ["DITI_CACHE"] in str(cached.path)
     assert open_data(str(image_folder), size=24).path == cached.path
     assert len(open_data("toyfaces:40", size=16)) == 40
+
+
+def test_without_a_size_images_keep_the_one_they_all_have(image_folder, tmp_path):
+    (image_folder / "a" / "00x.png").write_bytes(b"broken")
+    data = open_data(image_folder)
+    assert data.size == 40 and len(data) == 12 and open_data(str(image_folder), 40).path == data.path
+    assert prepare(source(image_folder), tmp_path / "out").size == 40
+    assert open_data(tmp_path / "out").size == 40, "a dataset folder knows its size"
+    Image.new("RGB", (48, 48)).save(image_folder / "b" / "other.png")
+    with pytest.raises(InputError, match=r"no size of its own \(an image of (40×40|48×48) px.*size=64"):
+        open_data(image_folder)
+    with pytest.raises(InputError, match=r"toyfaces:5 is drawn at any size and none is given.*size=32"):
+        open_data("toyfaces:5")
 
 
 def test_real_data_is_detected(shared):

@@ -96,3 +96,8 @@ def test_a_split_depends_on_the_name_alone(names):
 def test_split_shares():
     splits = hash_splits([f"{i}.jpg" for i in range(5000)])
     assert 0.78 < splits.count("train") / 5000 < 0.82 and 0.08 < splits.count("valid") / 5000 < 0.12
+
+
+def test_a_dataset_prints_as_one_line_and_can_be_a_key(dataset):
+    assert repr(dataset) == f"<Dataset toyfaces: 60 images of 16 px, 22 attributes; {dataset.path}>"
+    assert {dataset: 1}[dataset] == 1 and dataset != open_dataset(dataset.path)

@@ -7,8 +7,9 @@ from PIL import Image
 
 from diti.core.errors import InputError
 from diti.core.images import to_uint8
-from diti.edit.variations import draw, save_new_images, save_variations, vary
-from diti.representation.networks.latent import LatentShape, encoder_hash, new_latent
+from diti.edit.variations import draw, sample, save_new_images, save_variations, vary
+from diti.representation.models.model import EncodeOnly
+from diti.representation.networks.latent import LatentShape, encoder_hash, load_latent, new_latent
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +102,16 @@ def test_bad_input_is_refused(folder, model, latent, faces, tmp_path):
         draw(model, stranger, 2)
     with pytest.raises(InputError, match=r"cannot be read as an image"):
         save_variations(folder, tmp_path / "absent.png", 2, tmp_path / "v.png")
+
+
+def test_sample_draws_from_the_latent_of_the_folder_or_from_given_codes(model, folder, latent, tmp_path):
+    expected = draw(model, load_latent(folder), 2, seed=7, sampling_steps=3)
+    assert torch.equal(sample(folder, 2, seed=7, sampling_steps=3), expected)
+    given = sample(model, 2, seed=7, sampling_steps=3, codes=latent)
+    assert torch.equal(given, draw(model, latent, 2, seed=7, sampling_steps=3))
+    with pytest.raises(InputError, match="a diti model draws new codes with the latent in its folder"):
+        sample(model, 2)
+    blind = EncodeOnly(model.encoder, model.partition, model.mean, model.std, "simclr")
+    for drawing in (lambda: sample(blind), lambda: vary(blind, torch.zeros(3, 16, 16))):
+        with pytest.raises(InputError, match="a simclr model has no decoder"):
+            drawing()

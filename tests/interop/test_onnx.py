@@ -121,5 +121,5 @@ def test_bad_input_is_one_line_and_leaves_no_file(tmp_path, capsys, monkeypatch)
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
             told = complaint(folder, "--out", place / "a.onnx")
-        assert f"needs the extra: pip install 'diti[onnx]' ({package} is missing)" in told
+        assert f"needs the extra: pip install 'diti-torch[onnx]' ({package} is missing)" in told
     assert list(place.iterdir()) == []

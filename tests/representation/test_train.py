@@ -13,11 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import diti
 from diti.cli import main
+from diti.core.errors import InputError
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
 from diti.representation.methods.diti import frozen_loss_by_time
-from diti.representation.models.model import load
+from diti.representation.models.loading import load
 
 COMMON = (
     "--data", "toyfaces:200", "--code-dim", "12", "--subsets", "4", "--train-batch-size", "16",
@@ -117,6 +119,43 @@ def test_two_processes_with_half_the_batch_equal_one(frozen, tmp_path):
     for command, name in (([sys.executable], "one"), (launcher, "two")):
         subprocess.run([*command, *words, tmp_path / name], check=True, timeout=300, env=environment)
     assert np.allclose(losses(tmp_path / "one"), losses(tmp_path / "two"), rtol=1e-4)
+
+
+def test_from_python_it_is_the_same(frozen, tmp_path):
+    words = [
+        "train",
+        *COMMON,
+        "--backbone",
+        frozen,
+        "--images",
+        "64",
+        "--seed",
+        "3",
+        "--out",
+        str(tmp_path / "verb"),
+    ]
+    assert main(words) == 0
+    settings = {"code_dim": 12, "subsets": 4, "train_batch_size": 16, "start": "copy", "lr_warmup_images": 64}
+    data = open_data("toyfaces:200", 16)
+    model = diti.train(data, frozen, out=tmp_path / "python", images=64, seed=3, **settings)
+    assert isinstance(model, diti.DiTi) and model.method == "diti"
+    verb, python = weights(tmp_path / "verb"), weights(tmp_path / "python")
+    assert verb.keys() == python.keys() and all(torch.equal(verb[key], python[key]) for key in verb)
+
+
+def test_nothing_that_is_said_from_python_is_swallowed(frozen, tmp_path, monkeypatch):
+    for wrong, told in (
+        ({"code_dims": 3}, r"diti\.train: unknown setting 'code_dims'.*Did you mean 'code_dim'"),
+        ({"method": "ditti"}, "method 'ditti' is unknown"),
+        ({"preset": "faces"}, "preset 'faces' is unknown"),
+        ({"backbone": None}, "method diti needs a backbone"),
+    ):
+        with pytest.raises(InputError, match=told):
+            diti.train(**{"data": "toyfaces:9", "backbone": frozen, "out": tmp_path / "run", **wrong})
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="one process and 2 were started; use torchrun -m diti train"):
+        diti.train("toyfaces:9", frozen, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_encode_keeps_the_order_and_names_what_it_could_not_read(model, image_folder, tmp_path, capsys):

@@ -16,10 +16,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from diti import __version__
 from diti.config import differences, load_yaml, to_yaml
 from diti.core.errors import InputError
 
-_VERSIONED = ("diti", "torch", "diffusers", "accelerate", "numpy", "scikit-learn", "pyarrow")
+_VERSIONED = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "pyarrow")
 
 
 @contextmanager
@@ -104,7 +105,7 @@ def sha256_folder(folder: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what the numbers depend on, read without importing it."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "diti": __version__}
     for name in _VERSIONED:
         found[name] = metadata.version(name)
     return found

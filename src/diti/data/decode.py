@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -61,13 +62,27 @@ class Unreadable(Exception):
 
 def decode(picture: Picture, size: int, crop: str) -> np.ndarray:
     """uint8 (size, size, 3). Raises Unreadable for anything that is not a whole image."""
+    with _opened(picture) as image:
+        return _fit(image, size, crop)
+
+
+def picture_size(picture: Picture) -> tuple[int, int]:
+    """Width and height, px, as the head of the file says. Raises Unreadable where it has none."""
+    with _opened(picture) as image:
+        return image.size
+
+
+@contextmanager
+def _opened(picture: Picture) -> Iterator[Image.Image]:
+    """A picture of any kind; whatever fails with it in the block becomes Unreadable."""
     if isinstance(picture, Exception):
         raise Unreadable(_reason(picture)) from picture
     try:
         if isinstance(picture, np.ndarray):
-            return _fit(Image.fromarray(picture), size, crop)
+            yield Image.fromarray(picture)
+            return
         with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as image:
-            return _fit(image, size, crop)
+            yield image
     except UnidentifiedImageError:
         raise Unreadable("not an image that Pillow knows") from None
     # Pillow's decoders raise a wide range of errors on broken files; one bad file must never stop a run.

@@ -188,7 +188,7 @@ def open_classifier(file: Path, layout: str = "auto", output: str | None = None)
     try:
         import onnxruntime
     except ImportError:
-        raise InputError('diti label needs onnxruntime: pip install "diti[onnx]"') from None
+        raise InputError('diti label needs onnxruntime: pip install "diti-torch[onnx]"') from None
     if not file.is_file():
         raise InputError(f"--model {file} is not a file; name an ONNX file")
     options = onnxruntime.SessionOptions()

@@ -30,7 +30,7 @@ from diti.core.errors import InputError
 from diti.core.progress import Advance, progress_bar
 from diti.core.runs import atomic_path, read_json, sha256_file, write_json, write_text
 from diti.data.attributes import SPLITS, attribute_names, is_binary
-from diti.data.decode import Unreadable, check_crop, decode
+from diti.data.decode import CROPS, Unreadable, check_crop, decode, picture_size
 from diti.data.prepared import IMAGES, INFO, TABLE, Dataset, is_dataset, open_dataset
 from diti.data.source import ReadFiles, Source
 from diti.data.split import with_split
@@ -47,19 +47,22 @@ Skipped = dict[int, str]  # row of the source → why it cannot be read
 def prepare(
     source: Source,
     out: Path,
-    size: int,
+    size: int | None = None,
     *,
     crop: str | None = None,
     overwrite: bool = False,
     workers: int = 0,
 ) -> Dataset:
-    """Write the dataset folder of `source` to `out`, or continue a half-written one, and open it."""
+    """Write the dataset folder of `source` to `out`, or continue a half-written one, and open it.
+
+    size: side of the images, px; None: the one that all of them have.
+    """
     crop = crop or source.crop
     check_crop(crop)
+    size = find_size(source, crop) if size is None else size
     if not MIN_SIZE <= size <= MAX_SIZE:
         raise InputError(f"--size {size} is out of range; use {MIN_SIZE} to {MAX_SIZE} px")
-    if source.table.num_rows == 0:
-        raise InputError(f"{source.location} holds no images")
+    _require_images(source)
     plan = _plan(source, size, crop)
     with _writing_errors(out):
         _check_target(out, plan, overwrite=overwrite)
@@ -73,6 +76,40 @@ def prepare(
             skipped = _decode_all(source, out, plan, workers)
             _finish(source, out, plan, skipped)
     return open_dataset(out)
+
+
+def find_size(source: Source, crop: str) -> int:
+    """The side that all images of a source have, px, and keep under that crop; InputError where they differ."""
+    _require_images(source)
+    found: tuple[int, int] | None = None
+    reasons: list[str] = []
+    for picture in source.read(range(source.table.num_rows)):
+        try:
+            sides = picture_size(picture)
+        except Unreadable as error:  # one that is left out
+            reasons.append(str(error))
+            continue
+        if CROPS[crop](*sides) != (0, 0, sides[0], sides[0]) or found not in (None, sides):
+            raise InputError(
+                f"{source.location} has no size of its own (an image of {sides[0]}×{sides[1]} px, crop {crop}); "
+                "say which side, px, its images get: size=64, or --size 64"
+            )
+        found = sides
+    if found is None:
+        raise _none_readable(source, 0, reasons[0])
+    return found[0]
+
+
+def _require_images(source: Source) -> None:
+    if source.table.num_rows == 0:
+        raise InputError(f"{source.location} holds no images")
+
+
+def _none_readable(source: Source, row: int, reason: str) -> InputError:
+    return InputError(
+        f"{source.location}: none of the {source.table.num_rows:,} images can be read; "
+        f"the first: {source.table['file'][row]} ({reason})"
+    )
 
 
 def _plan(source: Source, size: int, crop: str) -> dict[str, Any]:
@@ -288,11 +325,7 @@ def _finish(source: Source, out: Path, plan: dict[str, Any], skipped: Skipped) -
     kept = np.array([row for row in range(plan["count"]) if row not in skipped])
     _write_skipped(out, source.table, skipped)
     if len(kept) == 0:
-        row, reason = next(iter(skipped.items()))
-        raise InputError(
-            f"{source.location}: none of the {plan['count']:,} images can be read; "
-            f"the first: {source.table['file'][row]} ({reason})"
-        )
+        raise _none_readable(source, *next(iter(skipped.items())))
     table = with_split(source.table).take(pa.array(kept))
     with atomic_path(out / TABLE) as temporary:
         pyarrow.parquet.write_table(table, temporary)

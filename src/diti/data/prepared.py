@@ -29,9 +29,13 @@ def is_dataset(path: Path) -> bool:
     return (path / INFO).is_file()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """An opened dataset folder. Opening costs no memory: pixels are read when rows are asked for."""
+    """An opened dataset folder. Opening costs no memory: pixels are read when rows are asked for.
+
+    data = diti.open_data("data/mine")
+    data.images[:16], data.attributes, data.labels(["Smiling"]), data.rows("test")
+    """
 
     path: Path
     images: np.ndarray  # uint8 (N, H, W, 3), a memory map
@@ -40,6 +44,10 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def __repr__(self) -> str:
+        labels = f", {len(self.attributes)} attributes" if self.attributes else ""
+        return f"<Dataset {self.name}: {len(self):,} images of {self.size} px{labels}; {self.path}>"
 
     @property
     def name(self) -> str:

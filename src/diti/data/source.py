@@ -34,7 +34,7 @@ class Source:
 class ReadOptions:
     """What `diti prepare` lets the user say about reading."""
 
-    size: int = 64  # side of the prepared images, px; only rendered sources need it
+    size: int | None = None  # side of the prepared images, px; None: the images' own
     attributes: Path | None = None  # table of attributes for a folder of images
     ignore: tuple[str, ...] = ()  # columns to leave out
     only_labelled: bool = False  # leave out images that the attribute table does not name

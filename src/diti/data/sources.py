@@ -10,12 +10,10 @@ from pathlib import Path
 
 from diti import __version__
 from diti.core.errors import InputError, nearest
-from diti.data.prepare import fingerprint, prepare
+from diti.data.prepare import find_size, fingerprint, prepare
 from diti.data.prepared import Dataset, is_dataset, open_dataset
 from diti.data.readers import celeba, factors, folder, lfw, lmdbs, parquet, toyfaces_source
 from diti.data.source import ReadOptions, Source
-
-DEFAULT_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -70,12 +68,18 @@ def _kind(name: str) -> Kind:
     raise InputError(f"--kind {name} is unknown; use {', '.join(names)}.{nearest(name, names)}")
 
 
-def open_data(location: str, size: int = DEFAULT_SIZE) -> Dataset:
-    """What `--data` accepts: a dataset folder as it is; anything else is prepared into the cache first."""
+def open_data(location: str | Path, size: int | None = None) -> Dataset:
+    """What `--data` accepts: a dataset folder as it is; anything else is prepared into the cache first.
+
+    size: side of the prepared images, px; may be left out where all of them are squares of one size.
+
+        data = diti.open_data("photos", size=64)
+    """
     path = Path(location).expanduser()
     if is_dataset(path):
         return open_dataset(path)
-    source = find_source(location, ReadOptions(size=size))
+    source = find_source(str(location), ReadOptions(size=size))
+    size = find_size(source, source.crop) if size is None else size
     key = hashlib.sha256(f"{__version__}/{fingerprint(source)}/{size}/{source.crop}".encode()).hexdigest()[:12]
     return prepare(source, cache_folder() / f"{source.name}-{size}px-{key}", size)
 

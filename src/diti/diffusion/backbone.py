@@ -73,6 +73,13 @@ class Backbone(nn.Module):
         self.prediction_type = _prediction_type(scheduler)
         self.channels = IMAGE_CHANNELS
 
+    def __repr__(self) -> str:
+        weights = sum(parameter.numel() for parameter in self.parameters())
+        return (
+            f"<Backbone: images of {self.size} px, T = {self.timesteps}, predicts {self.prediction_type}, "
+            f"{weights:,} weights>"
+        )
+
     @property
     def unshuffle(self) -> int:
         """f, 1 where the U-Net sees the pixels themselves."""

@@ -23,7 +23,7 @@ from diti.data.prepared import Dataset
 from diti.edit.select import DEFAULT_SELECTION, Fit, check_selection, fit_logistic, fit_ridge, largest, select
 from diti.probe.scores import average_precision, chance_ap, pearson
 from diti.representation.features import encode_dataset, encoder_hash
-from diti.representation.models.decoding import DecodingModel
+from diti.representation.models.model import Model
 
 ARRAYS = ("weight", "pattern", "mean", "std")
 FORMAT = "2"
@@ -103,14 +103,14 @@ def pattern_of(z: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return np.where(weight != 0, covariance, 0.0)
 
 
-def encoder_digest(model: DecodingModel) -> str:
+def encoder_digest(model: Model) -> str:
     """sha256 over the encoder and the statistics of z: a direction fits this model and no other."""
     statistics = model.mean.numpy().tobytes() + model.std.numpy().tobytes()
     return hashlib.sha256(encoder_hash(model.encoder).encode() + statistics).hexdigest()
 
 
 def learn_direction(
-    model: DecodingModel,
+    model: Model,
     dataset: Dataset,
     attribute: str,
     dims: int = 32,
@@ -121,6 +121,9 @@ def learn_direction(
     """Fit on the training rows, score on the validation rows. `codes` (N, D): of all images, if already computed.
 
     A continuous attribute gets the direction of a ridge regression, whatever `selection` says.
+
+        smile = diti.learn_direction(model, data, "Smiling")
+        edited = model.manipulate(images, smile, scale=0.3)
     """
     train, valid, y = _checked_rows(model, dataset, attribute, dims, selection)
     codes = encode_dataset(model, dataset) if codes is None else codes
@@ -170,7 +173,7 @@ def _fits(z: np.ndarray, y: np.ndarray, dims: int, method: str, seed: int) -> tu
     return kept, fit_logistic(z, y, kept), fit_logistic(z, y)
 
 
-def _statistics(model: DecodingModel, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _statistics(model: Model, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and std (D,) of z over the model's training set; of these codes where the model does not know them.
 
     A model converted from elsewhere without its images says mean 0 and std 1 for every dim.
@@ -181,7 +184,7 @@ def _statistics(model: DecodingModel, train: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _checked_rows(
-    model: DecodingModel, dataset: Dataset, attribute: str, dims: int, selection: str
+    model: Model, dataset: Dataset, attribute: str, dims: int, selection: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Training rows, validation rows and labels (N,); a clear line where a direction cannot be learned."""
     check_selection(selection)
@@ -241,7 +244,7 @@ def load_direction(path: Path) -> Direction:
 
 
 def saved_direction(
-    model: DecodingModel, folder: Path, dataset: Dataset, attribute: str, dims: int, selection: str, seed: int
+    model: Model, folder: Path, dataset: Dataset, attribute: str, dims: int, selection: str, seed: int
 ) -> Direction | None:
     """The saved direction if it is what `learn_direction` would give for these arguments."""
     path = direction_path(folder, attribute)

@@ -28,9 +28,10 @@ from diti.edit.directions import (
 )
 from diti.edit.interpolate import check_scales
 from diti.edit.select import DEFAULT_SELECTION
-from diti.representation.models.decoding import DecodingModel, load_with_decoder
+from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.loading import load_with_decoder
 
 SCALE = 0.3  # s of the authors, PDAE and Diff-AE
 SCALES = (-SCALE, -SCALE / 2, SCALE / 2, SCALE)

@@ -17,9 +17,11 @@ from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.generate import save_samples as save_backbone_samples
 from diti.diffusion.sampler import OnStep
-from diti.representation.models.decoding import DecodingModel, load_with_decoder
+from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.direct import DirectModel
 from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.loading import load_with_decoder, require_decoder
+from diti.representation.models.model import Model
 from diti.representation.networks.latent import FOLDER as LATENT
 from diti.representation.networks.latent import load_latent
 
@@ -33,6 +35,37 @@ class Codes(Protocol):
     def dims(self) -> int: ...
 
     def sample(self, count: int, seed: int) -> Tensor: ...
+
+
+def sample(
+    model: Model | str | Path,
+    count: int = 16,
+    seed: int = 0,
+    sampling_steps: int = SAMPLING_STEPS,
+    *,
+    codes: Codes | None = None,
+) -> Tensor:
+    """(count, 3, H, W) new images of a model, or of the model in a folder: `diti sample` from Python.
+
+    Codes come from what `diti train-latent` learned and kept in the folder, or from the prior of a model that has
+    one. codes: draw them from this instead, whose `sample(count, seed)` gives (count, D).
+
+        faces = diti.sample("runs/model", 8)
+    """
+    if isinstance(model, Model):
+        able = require_decoder(model)
+        codes = own_codes(able) if codes is None else codes
+    else:
+        able = load_with_decoder(model)
+        codes = new_codes(able, locate(model)) if codes is None else codes
+    return draw(able, codes, count, seed, sampling_steps)
+
+
+def own_codes(model: DecodingModel) -> Codes:
+    """The prior of a model that has one; a latent lies in a folder, which a model does not know."""
+    if isinstance(model, DirectModel):
+        return model.prior
+    raise InputError(f"a {model.method} model draws new codes with the latent in its folder; give the folder")
 
 
 def draw(
@@ -52,15 +85,19 @@ def draw(
 
 
 def vary(
-    model: DecodingModel,
+    model: Model,
     image: Images,
-    count: int,
+    count: int = 8,
     seed: int = 0,
     sampling_steps: int = SAMPLING_STEPS,
     *,
     on_step: OnStep | None = None,
 ) -> Tensor:
-    """(count, 3, H, W) images with the z of one image, each from its own new noise."""
+    """(count, 3, H, W) images with the z of one image, each from its own new noise.
+
+    faces = diti.vary(diti.load("toyfaces32-diti"), Image.open("a.png"), 8)
+    """
+    model = require_decoder(model)
     pixels = as_batch(image, model.size)
     if len(pixels) != 1:
         raise InputError(f"{len(pixels)} images were given; vary one at a time")

@@ -11,7 +11,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diti import __version__
 from diti.core.errors import InputError
 from diti.core.rng import torch_generator
 from diti.core.runs import atomic_path
@@ -64,7 +64,7 @@ def require_extra() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"export to ONNX needs the extra: pip install 'diti[onnx]' ({error.name} is missing)"
+            f"export to ONNX needs the extra: pip install 'diti-torch[onnx]' ({error.name} is missing)"
         ) from None
 
 
@@ -94,7 +94,7 @@ def to_onnx(encoder: Encoder) -> Any:
 def properties(model: Model) -> dict[str, str]:
     """What a reader of the file has to know besides the network; lists are JSON."""
     return {
-        "diti_version": metadata.version("diti"),
+        "diti_version": __version__,
         "method": model.method,
         "size": str(model.size),
         "dims": str(model.dims),

@@ -31,7 +31,7 @@ from diti.probe.task import Splits
 from diti.representation.features import encode_dataset
 from diti.representation.methods.checks import loss_curves, save_loss_figure
 from diti.representation.models.diffusion import DiTi
-from diti.representation.models.model import load
+from diti.representation.models.loading import load
 from diti.theory import (
     CHECK_FACES,
     Pairs,

@@ -45,7 +45,8 @@ from diti.measure.counterfactual_scores import DIFFERENT, SCORES, interpolation_
 from diti.measure.reference import make_reference
 from diti.probe.scores import average_precision
 from diti.representation.features import encode_dataset, encoder_hash
-from diti.representation.models.decoding import DecodingModel, load_with_decoder
+from diti.representation.models.decoding import DecodingModel
+from diti.representation.models.loading import load_with_decoder
 from diti.representation.partition import THIRDS, Partition
 
 MOST_DIMS = 32  # d' unless given: of the authors' 512; for short codes a quarter

@@ -24,9 +24,9 @@ from diti.probe.matrix import cumulative, subset_matrix
 from diti.probe.reconstruct import reconstruction_scores
 from diti.probe.task import Splits
 from diti.representation.features import encode_dataset, encoder_hash
-from diti.representation.models.decoding import load_with_decoder
 from diti.representation.models.diffusion import DiTi
-from diti.representation.models.model import Model, load
+from diti.representation.models.loading import load, load_with_decoder
+from diti.representation.models.model import Model
 
 NOISES: tuple[Literal["inferred", "random"], ...] = ("inferred", "random")
 MATRIX_ROWS = 20_000  # training images for the subset × attribute matrix, which takes hundreds of fits

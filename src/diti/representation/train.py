@@ -1,28 +1,32 @@
-"""`diti train`: learn a representation by any method, in one loop, into one kind of folder."""
+"""`diti train` and `diti.train`: learn a representation by any method, in one loop, into one kind of folder."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
-from diti.config import TrainConfig, resolve
+from diti.config import DEFAULT_PRESET, TrainConfig, from_options, resolve, train_preset
+from diti.core import loop
 from diti.core.errors import InputError
-from diti.core.loop import make_accelerator, train
-from diti.data.prepared import training_batches
+from diti.data.prepared import Dataset, training_batches
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.start_run import start_run
 from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.registry import Findings, Method, find_method
+from diti.representation.models.loading import load
+from diti.representation.models.model import Model
 
 
 def train_model(config: TrainConfig, out: Path) -> Findings:
     """Train, or continue to train, the model of `config` in the run folder `out`; returns what was measured."""
     config = resolve(config)
     method = find_method(config.method)
-    accelerator = make_accelerator(config.training)
+    accelerator = loop.make_accelerator(config.training)
     backbone = frozen_backbone(method, config)
     run, dataset = start_run(config, out, backbone, accelerator, "train")
     objective = method.build(config, backbone, dataset)
-    weights = train(
+    weights = loop.train(
         objective,
         training_batches(dataset, config.training.seed, flip=config.training.flip),
         config.training,
@@ -52,3 +56,35 @@ def frozen_backbone(method: Method, config: TrainConfig) -> Backbone | None:
         reason = f"method {method.name}" if method.needs_backbone else f"encoder {config.code.encoder!r}"
         raise InputError(f"{reason} needs a backbone and none is given; name a folder, a hub id, or toyfaces32")
     return None
+
+
+def train(
+    data: str | Path | Dataset,
+    backbone: str | Path | None = None,
+    *,
+    out: str | Path,
+    method: str = "diti",
+    preset: str = DEFAULT_PRESET,
+    images: int | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Model:
+    """Train a model in the folder `out`, or continue to: what `diti train` does, from Python.
+
+    images: length of the training, images seen; by default the preset's. settings: any other option of
+    `diti train` by name, such as encoder, code_dim, subsets, learning_rate.
+
+        model = diti.train("data/mine", "runs/backbone", method="pdae", images=20_000, out="runs/pdae")
+    """
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:  # the others would load what is not there yet
+        raise InputError(f"diti.train is for one process and {processes} were started; use torchrun -m diti train")
+    options = {
+        "method": method,
+        "data": str(data.path if isinstance(data, Dataset) else data),
+        "backbone": "" if backbone is None else str(backbone),
+        "seed": seed,
+        **({} if images is None else {"images": images}),
+        **settings,
+    }
+    train_model(from_options(train_preset(preset), options, "diti.train"), Path(out))
+    return load(out)

@@ -20,7 +20,7 @@ from diti.data.sources import open_data
 from diti.diffusion.sampler import EpsFn
 from diti.diffusion.schedule import Schedule, dm_loss_eps, gather, q_sample
 from diti.representation.features import encode_dataset
-from diti.representation.models.decoding import load_with_decoder
+from diti.representation.models.loading import load_with_decoder
 from diti.representation.networks.latent import (
     FOLDER,
     Latent,

@@ -32,7 +32,7 @@ class Interpolate:
 
     def run(self) -> None:
         from diti.edit.interpolate import interpolate_files
-        from diti.representation.models.decoding import load_with_decoder
+        from diti.representation.models.loading import load_with_decoder
 
         lines = interpolate_files(
             load_with_decoder(self.model), self.first, self.second, self.subset.split(","),

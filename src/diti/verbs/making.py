@@ -40,7 +40,7 @@ class Prepare:
     """Folder of images, parquet, CelebA, LFW, FFHQ, LSUN, Diff-AE LMDB, Shapes3D, dSprites, MPI3D, Cars3D, or
     toyfaces[:N]."""
     out: Path  # dataset folder to write; the same command continues a stopped run
-    size: int = 64  # side of the images, px
+    size: Number = None  # side of the images, px; by default their own, where all are squares of one size
     kind: Name = None  # read SRC as this kind (folder, parquet, celeba, lfw, ...) instead of detecting it
     crop: Name = None  # centre, celeba, lfw or whole; by default what the kind of data asks for
     attributes: File = None  # CSV, TSV or parquet, a row per image: file, split, identity, attributes
@@ -65,7 +65,7 @@ class Prepare:
         )
         print_summary(dataset, source.notes)
         known = {32: "celeba32", 64: "celeba64", 128: "ffhq128"}
-        shape = known.get(self.size, f"celeba32 --size {self.size} --attention {self.size // 4}")
+        shape = known.get(dataset.size, f"celeba32 --size {dataset.size} --attention {dataset.size // 4}")
         next_command(f"diti pretrain --data {self.out} --preset {shape} --out runs/backbone")
 
 
@@ -181,7 +181,7 @@ class Export:
 
     def run(self) -> None:
         from diti.interop.onnx import export_encoder
-        from diti.representation.models.model import load
+        from diti.representation.models.loading import load
 
         print(export_encoder(load(self.model), self.out))
 

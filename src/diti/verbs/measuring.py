@@ -21,7 +21,7 @@ class Encode:
 
     def run(self) -> None:
         from diti.representation.features import write_features
-        from diti.representation.models.model import load
+        from diti.representation.models.loading import load
 
         print(write_features(load(self.model), self.images, self.out))
 

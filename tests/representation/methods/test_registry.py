@@ -26,8 +26,8 @@ from diti.interop.onnx import properties
 from diti.measure.baselines import baselines
 from diti.representation.methods import base
 from diti.representation.methods.registry import METHODS, Method, find_method, known_methods, register, title_of
-from diti.representation.models.decoding import load_with_decoder
 from diti.representation.models.diffusion import DiTi
+from diti.representation.models.loading import load_with_decoder
 from diti.representation.models.model import EncodeOnly
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.train import train_model
@@ -124,7 +124,7 @@ def test_an_encode_only_model_encodes_wherever_z_is_all_that_is_needed(folder, t
     assert isinstance(model, EncodeOnly) and (model.method, model.size, model.dims) == ("colour", 32, 12)
     z = model.encode(PIXELS)
     assert torch.equal(model.to("cpu").encode(PIXELS), z) and model.feature_names()[11] == "z011"
-    assert np.allclose(diti.Transformer(folder, standardise=False).fit(PIXELS).transform(PIXELS), z, atol=1e-5)
+    assert np.allclose(diti.DiTiFeatures(folder, standardise=False).fit(PIXELS).transform(PIXELS), z, atol=1e-5)
     assert properties(model)["method"] == "colour" and json.loads(properties(model)["feature_names"])[0] == "z000"
     assert main(["encode", str(folder), DATA, "--out", str(tmp_path / "z.parquet")]) == 0
     table = pyarrow.parquet.read_table(tmp_path / "z.parquet")

@@ -26,8 +26,9 @@ from diti.data.sources import open_data
 from diti.representation.methods import tcvae
 from diti.representation.methods.registry import find_method
 from diti.representation.methods.tcvae import tc_decomposition
-from diti.representation.models.direct import DirectModel
+from diti.representation.models.direct import DirectModel, load_tcvae
 from diti.representation.networks.encoder import build_encoder
+from diti.representation.networks.image_decoder import VAEDecoder, vae_decoder_from_description
 from diti.representation.networks.weights import drawn_from
 from diti.representation.train import train_model
 
@@ -59,7 +60,7 @@ def objective(settings=None):
 
 def decoder(*shape):
     with drawn_from(0, "test"):
-        return tcvae.VAEDecoder(*shape)
+        return VAEDecoder(*shape)
 
 
 def posteriors(count, dims, seed=0):
@@ -344,12 +345,12 @@ def test_bad_settings_are_one_line(config, tmp_path):
 def test_a_folder_with_another_decoder_is_refused(config, tmp_path):
     model = tcvae.model(objective(), config, torch.zeros(DIMS), torch.ones(DIMS))
     model.save(tmp_path)
-    assert tcvae.load(tmp_path).decoder.description == model.decoder.description
+    assert load_tcvae(tmp_path).decoder.description == model.decoder.description
     weights = tmp_path / "decoder" / "model.safetensors"
     whole = load_file(weights)
     save_file({name: whole[name] for name in whole if name != "network.linear.bias"}, weights)
     with pytest.raises(InputError, match=r"missing: network\.linear\.bias"):
-        tcvae.load(tmp_path)
+        load_tcvae(tmp_path)
     for change in ({"kind": "gan"}, {"depth": 3}):
         with pytest.raises(InputError, match="a tcvae model has kind 'vae' and channels, dims, kind, size"):
-            tcvae.decoder_from_description(model.decoder.description | change)
+            vae_decoder_from_description(model.decoder.description | change)

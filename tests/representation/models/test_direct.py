@@ -13,7 +13,7 @@ from diti.data import toyfaces
 from diti.representation.methods.registry import METHODS, Method, register
 from diti.representation.models import decoding
 from diti.representation.models.direct import DirectModel, load_direct
-from diti.representation.models.model import load
+from diti.representation.models.loading import load
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.networks.image_decoder import OneStepDecoder
 from diti.representation.networks.weights import drawn_from

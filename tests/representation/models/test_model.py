@@ -9,9 +9,11 @@ import diti
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
-from diti.representation.models.model import code_statistics, load
+from diti.representation.models.loading import load
+from diti.representation.models.model import EncodeOnly, code_statistics
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.shift import ShiftDecoder
+from diti.representation.partition import Partition
 
 PIXELS = toyfaces.render(toyfaces.sample(5, seed=2), 16)
 
@@ -138,3 +140,12 @@ def test_statistics_of_z_against_numpy():
     z = np.random.default_rng(0).normal(3, 2, (1000, 4)).astype(np.float32)
     mean, std = code_statistics(torch.from_numpy, iter(np.split(z, 10)))
     assert np.allclose(mean, z.mean(0), atol=1e-5) and np.allclose(std, z.std(0), atol=1e-4)
+
+
+def test_a_model_prints_as_one_line_and_can_be_a_key(model, backbone):
+    assert repr(model) == "<DiTi by diti: z of 12 dims in 4 subsets, images of 16 px>"
+    plain = EncodeOnly(model.encoder, Partition.single(1, 12), model.mean, model.std, "simclr")
+    assert repr(plain) == "<EncodeOnly by simclr: z of 12 dims, images of 16 px>"
+    assert {model: 1, plain: 2}[model] == 1 and model == model and model != plain
+    weights = sum(weight.numel() for weight in backbone.parameters())
+    assert repr(backbone) == f"<Backbone: images of 16 px, T = 1000, predicts epsilon, {weights:,} weights>"

@@ -19,7 +19,7 @@ import diti
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
-from diti.representation.models.transformer import Transformer
+from diti.representation.models.transformer import DiTiFeatures
 
 SIZE = 16
 PIXELS = toyfaces.render(toyfaces.sample(7, seed=4), SIZE)  # uint8 (7, 16, 16, 3)
@@ -52,7 +52,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_z_is_the_models_whatever_the_form_of_the_images(form, model, folder):
     expected = (model.encode(PIXELS).numpy() - model.mean.numpy()) / model.std.numpy()
-    transformer = Transformer(folder)
+    transformer = DiTiFeatures(folder)
     for z in (transformer.transform(FORMS[form]), transformer.fit_transform(FORMS[form])):
         assert z.dtype == np.float32 and z.shape == (7, model.dims)
         np.testing.assert_allclose(z, expected, rtol=0, atol=1e-5)
@@ -60,23 +60,23 @@ def test_z_is_the_models_whatever_the_form_of_the_images(form, model, folder):
 
 
 def test_z_itself_and_the_names_of_its_columns(model, folder):
-    transformer = Transformer(folder, standardise=False, batch_size=3).fit(PIXELS)
+    transformer = DiTiFeatures(folder, standardise=False, batch_size=3).fit(PIXELS)
     np.testing.assert_allclose(transformer.transform(PIXELS), model.encode(PIXELS), rtol=0, atol=1e-5)
     names = transformer.get_feature_names_out()
     assert isinstance(names, np.ndarray) and list(names) == model.feature_names()
-    assert list(Transformer(model).get_feature_names_out(["ignored"])) == model.feature_names()
+    assert list(DiTiFeatures(model).get_feature_names_out(["ignored"])) == model.feature_names()
 
 
 def test_images_of_another_size_are_resized_as_the_model_does(model, folder):
     large = toyfaces.render(toyfaces.sample(3, seed=4), 24)
-    z = Transformer(folder, standardise=False).fit(PIXELS).transform(large)
+    z = DiTiFeatures(folder, standardise=False).fit(PIXELS).transform(large)
     np.testing.assert_allclose(z, model.encode(large), rtol=0, atol=1e-5)
 
 
 def test_at_most_batch_size_images_are_encoded_at_once(model):
     seen = []
     model.encoder.register_forward_hook(lambda module, given, z: seen.append(len(z)))
-    Transformer(model, batch_size=3).transform(PIXELS)
+    DiTiFeatures(model, batch_size=3).transform(PIXELS)
     assert seen == [3, 3, 1]
 
 
@@ -85,16 +85,16 @@ def test_a_pipeline_learns_and_can_be_cross_validated(folder):
     images = rng.integers(0, 60, (40, SIZE, SIZE, 3), dtype=np.uint8)
     red = np.arange(40) % 2
     images[red == 1, :, :, 0] += 150
-    pipeline = make_pipeline(Transformer(folder), LogisticRegression(C=100))
+    pipeline = make_pipeline(DiTiFeatures(folder), LogisticRegression(C=100))
     assert cross_val_score(pipeline, images, red, cv=3).min() > 0.9
     pipeline.fit(images.reshape(40, -1), red)
-    assert list(pipeline[:-1].get_feature_names_out()) == list(Transformer(folder).get_feature_names_out())
+    assert list(pipeline[:-1].get_feature_names_out()) == list(DiTiFeatures(folder).get_feature_names_out())
     coded = cross_val_score(pipeline, [Image.fromarray(image) for image in images], 1 - red, cv=2)
     assert coded.min() > 0.9
 
 
 def test_clones_and_pickles_hold_the_path_only(folder, tmp_path):
-    fitted = Transformer(folder, batch_size=5, standardise=False).fit(PIXELS)
+    fitted = DiTiFeatures(folder, batch_size=5, standardise=False).fit(PIXELS)
     z = fitted.transform(PIXELS)
     assert clone(fitted).get_params() == {"model": folder, "batch_size": 5, "standardise": False}
     content = pickle.dumps(fitted)
@@ -109,7 +109,7 @@ def test_another_model_takes_effect_at_once_and_a_rewritten_folder_when_fitted(m
         return replace(model, mean=model.mean + by * model.std)
 
     shifted(1).save(tmp_path / "one")
-    transformer = Transformer(folder).fit(PIXELS)
+    transformer = DiTiFeatures(folder).fit(PIXELS)
     z = transformer.transform(PIXELS)
     np.testing.assert_allclose(transformer.set_params(model=tmp_path / "one").transform(PIXELS), z - 1, atol=1e-5)
     shutil.rmtree(tmp_path / "one")
@@ -135,28 +135,35 @@ def test_another_model_takes_effect_at_once_and_a_rewritten_folder_when_fitted(m
     ],
 )
 def test_what_is_no_image_is_refused_when_fitting_and_when_transforming(X, complaint, model):
-    for method in (Transformer(model).fit, Transformer(model).transform):
+    for method in (DiTiFeatures(model).fit, DiTiFeatures(model).transform):
         with pytest.raises(ValueError, match=complaint):
             method(X)
 
 
 @pytest.mark.parametrize("batch_size", [0, 2.5, None])
 def test_a_bad_batch_size_is_refused_by_fit_not_by_init(batch_size, model):
-    transformer = Transformer(model, batch_size=batch_size)
+    transformer = DiTiFeatures(model, batch_size=batch_size)
     with pytest.raises(InputError, match=r"batch_size is .*; give a whole number"):
         transformer.fit(PIXELS)
 
 
 def test_the_public_name_and_a_model_that_is_not_there():
-    assert diti.Transformer is Transformer
+    assert diti.DiTiFeatures is DiTiFeatures
     with pytest.raises(InputError, match="nowhere"):
-        Transformer("nowhere").fit(PIXELS)
+        DiTiFeatures("nowhere").fit(PIXELS)
+
+
+def test_the_earlier_name_still_works_and_says_so():
+    with pytest.warns(DeprecationWarning, match=r"diti\.Transformer is called diti\.DiTiFeatures now") as told:
+        assert diti.Transformer is DiTiFeatures
+    assert told[0].filename == __file__, "the warning points to the line that uses the name"
+    assert "Transformer" not in diti.__all__
 
 
 # ---- scikit-learn's own checks: they feed small tables of real numbers ---------------------------------------
 
 
-class AnyTable(Transformer):
+class AnyTable(DiTiFeatures):
     """Takes any table, by drawing each row as an image; all else is the transformer's."""
 
     def _pixels(self, rows, size):
@@ -173,7 +180,7 @@ def test_the_contract_of_scikit_learn_is_kept(folder):
 
 
 def test_without_such_drawing_the_checks_fail_only_because_their_tables_are_no_images(folder):
-    results = check_estimator(Transformer(folder), on_fail=None, on_skip=None)
+    results = check_estimator(DiTiFeatures(folder), on_fail=None, on_skip=None)
     failed = {r["check_name"]: str(r["exception"]) for r in results if r["status"] == "failed"}
     assert {name for name, reason in failed.items() if "numbers; this model takes 16×16×3" not in reason} == set()
     assert sum(r["status"] == "passed" for r in results) >= 15

@@ -100,7 +100,7 @@ def open_shapes3d(path: Path, options: ReadOptions) -> Source:
     try:
         import h5py
     except ImportError:
-        raise InputError(f"{file} is HDF5, which needs the extra: pip install 'diti[hdf5]'") from None
+        raise InputError(f"{file} is HDF5, which needs the extra: pip install 'diti-torch[hdf5]'") from None
     try:
         with h5py.File(file, "r") as handle:
             labels = handle["labels"][:]

@@ -34,7 +34,7 @@ def _cursor(folder: Path) -> Iterator[Any]:
     try:
         import lmdb
     except ImportError:
-        raise InputError(f"{folder} is an LMDB, which needs the extra: pip install 'diti[lmdb]'") from None
+        raise InputError(f"{folder} is an LMDB, which needs the extra: pip install 'diti-torch[lmdb]'") from None
     try:
         with (
             lmdb.open(str(folder), readonly=True, lock=False, readahead=False, create=False) as environment,
@@ -188,10 +188,10 @@ def keys_by_size(keys: Sequence[bytes], path: Path) -> dict[int | None, list[byt
     return by_size
 
 
-def best_size(sizes: Collection[int | None], wanted: int) -> int | None:
+def best_size(sizes: Collection[int | None], wanted: int | None) -> int | None:
     """The smallest stored size that is large enough, else unresized images, else the largest."""
     numbers = [size for size in sizes if size is not None]
-    enough = [size for size in numbers if size >= wanted]
+    enough = [size for size in numbers if wanted is not None and size >= wanted]
     if enough:
         return min(enough)
     return None if None in sizes else max(numbers)

@@ -16,7 +16,7 @@ from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
 from diti.representation.methods.registry import Findings
-from diti.representation.models.model import BATCH, EncodeOnly, Model, inference, load_encode_only
+from diti.representation.models.model import BATCH, EncodeOnly, Model, inference
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.partition import Partition
 
@@ -88,11 +88,6 @@ def assess(model: Model, dataset: Dataset, folder: Path) -> Findings:
     smallest, largest = model.std.min().item(), model.std.max().item()
     sentence = f"standard deviation of the dims of z over the training images: {smallest:.2g} to {largest:.2g}"
     return Findings({"smallest_std": smallest, "largest_std": largest}, (sentence,))
-
-
-def load(folder: Path) -> Model:
-    """What `EncodeOnly.save` wrote."""
-    return load_encode_only(folder)
 
 
 def validate(config: TrainConfig, backbone: Backbone | int) -> None:

@@ -23,7 +23,7 @@ from diti.diffusion.validation import fixed_batches
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
 from diti.representation.methods.checks import save_reconstructions
 from diti.representation.methods.registry import Findings
-from diti.representation.models.diffae import DiffAE, load_diffae
+from diti.representation.models.diffae import DiffAE
 from diti.representation.models.model import inference
 from diti.representation.networks.conditioned import ConditionedUNet
 from diti.representation.networks.encoder import Encoder, build_encoder
@@ -141,8 +141,3 @@ def assess(model: DiffAE, dataset: Dataset, folder: Path) -> Findings:
         f"inferred noise, {errors['reconstruction_mse_random_noise']:.2g} with random noise",
     )
     return Findings(losses.record() | errors, sentences, {"reconstructions.png": "reconstructions"})
-
-
-def load(folder: Path) -> DiffAE:
-    """What `DiffAE.save` wrote."""
-    return load_diffae(folder)

@@ -23,7 +23,7 @@ from diti.diffusion.validation import fixed_batches
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
 from diti.representation.methods.checks import loss_curves, save_loss_figure, save_reconstructions
 from diti.representation.methods.registry import Findings
-from diti.representation.models.diffusion import DiTi, load_diti
+from diti.representation.models.diffusion import DiTi
 from diti.representation.models.model import inference
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.networks.linear import LinearPart
@@ -195,8 +195,3 @@ def assess(model: DiTi, dataset: Dataset, folder: Path) -> Findings:
     )
     pictures = {"losses.png": "loss by time-step", "reconstructions.png": "reconstructions"}
     return Findings(curves.record() | errors, sentences, pictures)
-
-
-def load(folder: Path) -> DiTi:
-    """What `DiTi.save` wrote."""
-    return load_diti(folder)

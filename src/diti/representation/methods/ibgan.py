@@ -41,12 +41,11 @@ from diti.representation.methods.base import (
 from diti.representation.methods.coverage import variety
 from diti.representation.methods.registry import Findings
 from diti.representation.models.decoding import in_parts
-from diti.representation.models.direct import DirectModel, Prior, load_direct
+from diti.representation.models.direct import DirectModel, Prior
 from diti.representation.models.model import inference
 from diti.representation.networks.adversarial import (
     Discriminator,
     Generator,
-    generator_from_description,
     look,
     new_discriminator,
     new_generator,
@@ -220,8 +219,3 @@ def assess(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
 def mean_image_error(images: Tensor) -> float:
     """Mean squared error of the mean image as reconstruction: what a code that says nothing reaches."""
     return (images - images.mean(0)).square().mean().item()
-
-
-def load(folder: Path) -> DirectModel:
-    """What `DirectModel.save` wrote."""
-    return load_direct(folder, generator_from_description)

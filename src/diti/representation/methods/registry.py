@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 GROUP = "diti.methods"  # of entry points: name = "package.module:METHOD"
 ROOM = "diti.representation.methods"
+MODELS = "diti.representation.models"
 
 
 @dataclass(frozen=True)
@@ -38,21 +39,26 @@ class Findings:
     pictures: dict[str, str] = field(default_factory=dict)  # file in the model folder → what it shows
 
 
+def later(module: str, name: str) -> Callable[..., Any]:
+    """A function from a file that is imported when it is called."""
+    return lambda *given: getattr(import_module(module), name)(*given)
+
+
 def in_file(module: str, *names: str) -> dict[str, Any]:
-    """Functions of these names from a file that is imported when the first of them is called."""
-
-    def later(name: str) -> Callable[..., Any]:
-        return lambda *given: getattr(import_module(module), name)(*given)
-
-    return {name: later(name) for name in names}
+    """Functions of these names from such a file."""
+    return {name: later(module, name) for name in names}
 
 
-_USUAL = in_file(f"{ROOM}.base", "evaluate", "model", "assess", "load", "validate")
+_USUAL = in_file(f"{ROOM}.base", "evaluate", "model", "assess", "validate")
+_LOAD_USUAL = later(f"{MODELS}.model", "load_encode_only")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What differs between methods. All but `build` have a default, which fits a model that only encodes."""
+    """What differs between methods. All but `build` have a default, which fits a model that only encodes.
+
+    diti.register(diti.Method(name="mine", title="Mine", about="one line for --help", build=build))
+    """
 
     name: str  # on the command line and in model.json
     title: str  # in tables, such as DiTi
@@ -61,7 +67,7 @@ class Method:
     evaluate: Callable[[Any, Dataset], dict[str, Any]] = _USUAL["evaluate"]  # a line of the log, from time to time
     model: Callable[[Any, TrainConfig, Tensor, Tensor], Model] = _USUAL["model"]  # with mean and std (D,) of z
     assess: Callable[[Any, Dataset, Path], Findings] = _USUAL["assess"]  # of the model, pictures into the folder
-    load: Callable[[Path], Model] = _USUAL["load"]  # what the model's `save` wrote
+    load: Callable[[Path], Model] = _LOAD_USUAL  # what the model's `save` wrote
     validate: Callable[[TrainConfig, Backbone | int], None] = _USUAL["validate"]  # what cannot be built, early
     needs_backbone: bool = False  # even when its encoder does not
     decodes: bool = False  # its models have a decoder: interpolate, manipulate, ... work
@@ -72,21 +78,26 @@ class Method:
 
 
 def _all_in(name: str) -> dict[str, Any]:
-    return in_file(f"{ROOM}.{name}", "build", "evaluate", "model", "assess", "load", "validate")
+    return in_file(f"{ROOM}.{name}", "build", "evaluate", "model", "assess", "validate")
 
 
-_DITI = _all_in("diti") | {"needs_backbone": True, "decodes": True}
+# Loaders stand beside the models: reading one imports no file of a method.
+_LOAD_DITI = later(f"{MODELS}.diffusion", "load_diti")
+_LOAD_DIFFAE = later(f"{MODELS}.diffae", "load_diffae")
+_LOAD_TCVAE = later(f"{MODELS}.direct", "load_tcvae")
+_LOAD_IBGAN = later(f"{MODELS}.direct", "load_ibgan")
+_DITI = _all_in("diti") | {"load": _LOAD_DITI, "needs_backbone": True, "decodes": True}
 _BUILT_IN = (
     Method(name="diti", title="DiTi", about="the code in parts, each for a stretch of time-steps", **_DITI),
     Method(name="pdae", title="PDAE", about="the code as a whole: diti with one part", **_DITI),
     Method(name="diffae", title="Diff-AE", about="code and diffusion model learned together", decodes=True,
-           **_all_in("diffae")),
+           load=_LOAD_DIFFAE, **_all_in("diffae")),
     Method(name="simclr", title="SimCLR", about="two views of an image are told from other images; no decoder",
            **in_file(f"{ROOM}.simclr", "build", "evaluate", "validate")),
     Method(name="tcvae", title="β-TCVAE", about="a VAE whose dims say little about each other", decodes=True,
-           **in_file(f"{ROOM}.tcvae", "build", "model", "assess", "load", "validate")),
+           load=_LOAD_TCVAE, **in_file(f"{ROOM}.tcvae", "build", "model", "assess", "validate")),
     Method(name="ibgan", title="IB-GAN", about="a GAN whose code is told from the image, through a bottleneck",
-           decodes=True, **_all_in("ibgan")),
+           decodes=True, load=_LOAD_IBGAN, **_all_in("ibgan")),
 )  # fmt: skip
 METHODS: dict[str, Method] = {method.name: method for method in _BUILT_IN}
 _CUTS = ("subsets", "partition", "detach")  # settings of DiTi, without effect on the other methods

@@ -7,7 +7,7 @@ Letters: B images of this process, M of the whole batch, N of the data set, D le
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import TrainConfig, VAEConfig
-from diti.core.errors import InputError
 from diti.core.gather import gather_rows
 from diti.core.images import grid, save_picture, to_float, to_uint8
 from diti.core.loop import LossReport
@@ -24,9 +23,9 @@ from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
 from diti.representation.methods.base import EncoderObjective, checked_rows, encoder_rate, new_encoder
 from diti.representation.methods.registry import Findings
-from diti.representation.models.direct import DirectModel, load_direct
+from diti.representation.models.direct import DirectModel
 from diti.representation.networks.encoder import Encoder, build_encoder
-from diti.representation.networks.image_decoder import CHANNELS, ImageDecoder, OneStepDecoder
+from diti.representation.networks.image_decoder import VAEDecoder
 from diti.representation.networks.weights import drawn_from
 from diti.representation.partition import Partition
 
@@ -65,23 +64,6 @@ def tc_decomposition(
 def normal_log_density(z: Tensor, mean: Tensor, log_var: Tensor) -> Tensor:
     """log N(z; mean, exp(log_var)), of each number."""
     return -0.5 * ((z - mean).square() * (-log_var).exp() + log_var + math.log(2 * math.pi))
-
-
-class VAEDecoder(OneStepDecoder):
-    """p(x|z): the mean of the pixels, (B, D) -> (B, 3, H, W)."""
-
-    noise_dims = 0
-
-    def __init__(self, size: int, dims: int, channels: Sequence[int] = CHANNELS) -> None:
-        super().__init__()
-        self.dims = dims
-        self.description = {"kind": "vae", "dims": dims, "size": size, "channels": list(channels)}
-        self.network = ImageDecoder(size, dims, channels)
-
-    def forward(self, z: Tensor, noise: Tensor | None = None) -> Tensor:
-        """(B, D) -> (B, 3, H, W) in [-1, 1]; noise (B, 0) may be left out."""
-        image: Tensor = self.network(z)
-        return image
 
 
 class TotalCorrelationVAE(EncoderObjective):
@@ -198,20 +180,3 @@ def sentences(facts: Mapping[str, Any]) -> tuple[str, ...]:
         f"the mean image has {facts['mean_image_mse']:.2g}",
         used,
     )
-
-
-def decoder_from_description(description: Mapping[str, Any]) -> VAEDecoder:
-    """A new decoder of that shape. Unknown and missing keys are errors."""
-    wanted = {"kind", "dims", "size", "channels"}
-    if description.get("kind") != "vae" or description.keys() != wanted:
-        raise InputError(
-            f"the description of the decoder has kind {description.get('kind')!r} and the keys "
-            f"{', '.join(sorted(description))}; a tcvae model has kind 'vae' and {', '.join(sorted(wanted))}"
-        )
-    with drawn_from(0, "vae-decoder"):
-        return VAEDecoder(description["size"], description["dims"], description["channels"])
-
-
-def load(folder: Path) -> DirectModel:
-    """What `DirectModel.save` wrote."""
-    return load_direct(folder, decoder_from_description)

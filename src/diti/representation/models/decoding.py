@@ -18,11 +18,9 @@ from diti.core.rng import torch_generator
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
 from diti.representation.models.inputs import Images, as_batch
-from diti.representation.models.model import Model, load
+from diti.representation.models.model import Model
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from diti.edit.directions import Direction
 
 PIXELS_AT_ONCE = 2**17  # decoded in one batch: 128 images of 32 px, 32 of 64 px
@@ -122,14 +120,6 @@ class DecodingModel(Model, ABC):
         from diti.edit.manipulate import manipulate
 
         return manipulate(self, images, direction, [scale], **options).images[0]
-
-
-def load_with_decoder(source: str | Path) -> DecodingModel:
-    """`diti.load` for what needs a decoder; InputError at once for a model without."""
-    model = load(source)
-    if not isinstance(model, DecodingModel):
-        model.refuse_to_decode()
-    return model
 
 
 def in_parts(at_once: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

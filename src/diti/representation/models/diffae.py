@@ -23,7 +23,7 @@ from diti.representation.partition import Partition
 DECODER_PARTS = ("decoder", "scheduler")
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DiffAE(DiffusionModel):
     """Encoder f, the U-Net that knows z, and the statistics of z, all of whose dims belong together."""
 

@@ -101,7 +101,7 @@ class DiffusionModel(DecodingModel):
         return torch.cat(parts)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DiTi(DiffusionModel):
     """Encoder f, decoder g over the frozen backbone, partition of z, and the statistics of z."""
 

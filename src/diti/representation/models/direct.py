@@ -17,8 +17,9 @@ from diti.diffusion.sampler import OnStep
 from diti.representation.models.decoding import DecodingModel, in_parts
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.model import COMMON_PARTS, inference, read_common, require_dims, require_parts
+from diti.representation.networks.adversarial import generator_from_description
 from diti.representation.networks.encoder import Encoder
-from diti.representation.networks.image_decoder import OneStepDecoder
+from diti.representation.networks.image_decoder import OneStepDecoder, vae_decoder_from_description
 from diti.representation.networks.weights import read_network, write_network
 from diti.representation.partition import Partition
 
@@ -35,7 +36,7 @@ class Prior:
         return torch.stack([torch.randn(self.dims, generator=generator) for generator in drawn])
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DirectModel(DecodingModel):
     """Encoder, one-step decoder, and the statistics of z, whose prior is the standard normal."""
 
@@ -118,3 +119,13 @@ def load_direct(folder: Path, build: Callable[..., OneStepDecoder]) -> DirectMod
     load_strictly(decoder, state, str(folder / "decoder"))
     require_dims(folder, "decoder", decoder.dims, partition)
     return DirectModel(encoder, decoder.eval(), partition, mean, std, method)
+
+
+def load_tcvae(folder: Path) -> DirectModel:
+    """A model of tcvae."""
+    return load_direct(folder, vae_decoder_from_description)
+
+
+def load_ibgan(folder: Path) -> DirectModel:
+    """A model of ibgan."""
+    return load_direct(folder, generator_from_description)

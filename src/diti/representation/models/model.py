@@ -14,8 +14,7 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.runs import atomic_path, read_json, write_json
 from diti.diffusion.backbone import Backbone
-from diti.diffusion.files import locate
-from diti.representation.methods.registry import decoding_methods, find_method
+from diti.representation.methods.registry import decoding_methods
 from diti.representation.models.inputs import Images, as_batch, as_features
 from diti.representation.networks.encoder import Encoder, load_encoder
 from diti.representation.partition import Partition
@@ -25,13 +24,25 @@ COMMON_PARTS = ("encoder", "partition.json", "stats.safetensors", "model.json")
 
 
 class Model:
-    """What the models of all methods can do: encode, be measured, be saved. Decoding is left to those that can."""
+    """What the models of all methods can do: encode, be measured, be saved. Decoding is left to those that can.
+
+    One of your own is a dataclass with `eq=False, repr=False`: models are equal to themselves alone, so that they
+    can be keys, and print as one line.
+
+        model = diti.load("toyfaces32-diti")
+        z = model.encode(images)  # (N, D); uint8, PIL or floats in
+        again = model.reconstruct(images)  # (N, 3, H, W)
+    """
 
     encoder: Encoder
     partition: Partition
     mean: Tensor  # (D,) of z over the training set
     std: Tensor  # (D,)
     method: str
+
+    def __repr__(self) -> str:
+        cut = f" in {self.partition.subsets} subsets" if self.partition.subsets > 1 else ""
+        return f"<{type(self).__name__} by {self.method}: z of {self.dims} dims{cut}, images of {self.size} px>"
 
     @property
     def size(self) -> int:
@@ -114,7 +125,7 @@ class Model:
         )
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class EncodeOnly(Model):
     """Encoder f, and the statistics of z."""
 
@@ -139,18 +150,6 @@ class inference:
     def __exit__(self, *failure: object) -> None:
         for module, training in self.modes:
             module.training = training
-
-
-def load(source: str | Path) -> Model:
-    """A model from a folder, the name of a shipped one, or a hub id; strictly all of it."""
-    folder = locate(source)
-    require_parts(folder, ("model.json",))
-    name = str(read_json(folder / "model.json").get("method"))
-    try:
-        method = find_method(name)
-    except InputError as error:
-        raise InputError(f"{folder / 'model.json'}: {error}") from None
-    return method.load(folder)
 
 
 def load_encode_only(folder: Path) -> EncodeOnly:

@@ -18,10 +18,11 @@ from sklearn.utils.validation import validate_data
 
 from diti.core.errors import InputError
 from diti.representation.models.inputs import Images, as_batch
-from diti.representation.models.model import BATCH, Model, load
+from diti.representation.models.loading import load
+from diti.representation.models.model import BATCH, Model
 
 
-class Transformer(TransformerMixin, BaseEstimator):
+class DiTiFeatures(TransformerMixin, BaseEstimator):
     """z of images, float32 (N, D), with a name per column such as z012_t0300.
 
     X is uint8 images (N, H, W, 3), a list of PIL images, whatever else `Model.encode` takes for several images, or
@@ -31,7 +32,7 @@ class Transformer(TransformerMixin, BaseEstimator):
     batch_size: images encoded at once.
     standardise: (z - mean) / std over the images that the model was trained on; False gives z itself.
 
-        pipeline = make_pipeline(diti.Transformer("runs/faces"), LogisticRegression())
+        pipeline = make_pipeline(diti.DiTiFeatures("runs/faces"), LogisticRegression())
         pipeline.fit(images, smiling).score(other_images, others_smiling)
     """
 
@@ -42,7 +43,7 @@ class Transformer(TransformerMixin, BaseEstimator):
         self.batch_size = batch_size
         self.standardise = standardise
 
-    def fit(self, X: Any, y: Any = None) -> Transformer:
+    def fit(self, X: Any, y: Any = None) -> DiTiFeatures:
         """Check the images and the model; y is ignored. A folder is read anew."""
         self.__dict__.pop("_loaded", None)
         network = self._network()

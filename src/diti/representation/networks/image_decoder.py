@@ -6,7 +6,7 @@ Letters: B images, C channels, D length of z.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from diti.core.errors import InputError
 from diti.representation.networks.trunks import FOLD, GRID, group_norm
+from diti.representation.networks.weights import drawn_from
 
 CHANNELS = (128, 128, 64, 32)  # width of each level, coarsest first
 
@@ -70,3 +71,32 @@ class UpBlock(nn.Module):
         if self.doubles:
             x, h = (F.interpolate(grid, scale_factor=2, mode="nearest") for grid in (x, h))
         return x + self.conv2(F.silu(self.norm2(self.conv1(h))))
+
+
+class VAEDecoder(OneStepDecoder):
+    """p(x|z): the mean of the pixels, (B, D) -> (B, 3, H, W)."""
+
+    noise_dims = 0
+
+    def __init__(self, size: int, dims: int, channels: Sequence[int] = CHANNELS) -> None:
+        super().__init__()
+        self.dims = dims
+        self.description = {"kind": "vae", "dims": dims, "size": size, "channels": list(channels)}
+        self.network = ImageDecoder(size, dims, channels)
+
+    def forward(self, z: Tensor, noise: Tensor | None = None) -> Tensor:
+        """(B, D) -> (B, 3, H, W) in [-1, 1]; noise (B, 0) may be left out."""
+        image: Tensor = self.network(z)
+        return image
+
+
+def vae_decoder_from_description(description: Mapping[str, Any]) -> VAEDecoder:
+    """A new decoder of that shape. Unknown and missing keys are errors."""
+    wanted = {"kind", "dims", "size", "channels"}
+    if description.get("kind") != "vae" or description.keys() != wanted:
+        raise InputError(
+            f"the description of the decoder has kind {description.get('kind')!r} and the keys "
+            f"{', '.join(sorted(description))}; a tcvae model has kind 'vae' and {', '.join(sorted(wanted))}"
+        )
+    with drawn_from(0, "vae-decoder"):
+        return VAEDecoder(description["size"], description["dims"], description["channels"])

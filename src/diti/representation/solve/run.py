@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from diti.config import SolveConfig, TrainingConfig, differences, from_mapping, load_yaml
+from diti.config import SolveConfig, TrainingConfig, differences, from_options, load_yaml
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator
 from diti.core.runs import RunFolder, read_json
@@ -127,22 +126,16 @@ def solve(
     settings: any option of `diti solve` by name, such as method, code_dim, subsets, tau, features_weight.
     features: (N, F) floats, a row per image of the data, of any other network: z is then made from these, and
     `model.encode` takes such rows. out: folder to save the model in.
+
+        model = diti.solve("data/mine", "runs/backbone", code_dim=64, out="runs/solved")
     """
     frozen = load_backbone(backbone) if isinstance(backbone, str) else backbone
     dataset = open_data(data, frozen.size) if isinstance(data, str) else data
     frozen.require_size(dataset.size)
-    config = settings_from(settings)
+    config = from_options(SolveConfig(), settings, "diti.solve")
     given = None if features is None else require_features(features, dataset)
     validate(config, frozen, given)
     model = as_model(config, solve_networks(config, frozen, dataset, features=given), dataset)
     if out is not None:
         model.save(Path(out))
     return model
-
-
-def settings_from(options: dict[str, Any]) -> SolveConfig:
-    """The settings of options by their plain names."""
-    inner = {field.name for field in dataclasses.fields(SolveConfig().solution)}
-    nested = {name: value for name, value in options.items() if name in inner}
-    plain = {name: value for name, value in options.items() if name not in inner}
-    return from_mapping(SolveConfig(), plain | ({"solution": nested} if nested else {}), "diti.solve")

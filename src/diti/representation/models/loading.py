@@ -1,0 +1,39 @@
+"""From a folder to the model in it: `model.json` names the method, whose entry in the registry reads the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from diti.core.errors import InputError
+from diti.core.runs import read_json
+from diti.diffusion.files import locate
+from diti.representation.methods.registry import find_method
+from diti.representation.models.decoding import DecodingModel
+from diti.representation.models.model import Model, require_parts
+
+
+def load(source: str | Path) -> Model:
+    """A model from a folder, the name of a shipped one, or a hub id; strictly all of it.
+
+    z = diti.load("toyfaces32-diti").encode(images)
+    """
+    folder = locate(source)
+    require_parts(folder, ("model.json",))
+    name = str(read_json(folder / "model.json").get("method"))
+    try:
+        method = find_method(name)
+    except InputError as error:
+        raise InputError(f"{folder / 'model.json'}: {error}") from None
+    return method.load(folder)
+
+
+def load_with_decoder(source: str | Path) -> DecodingModel:
+    """`load` for what needs a decoder; InputError at once for a model without."""
+    return require_decoder(load(source))
+
+
+def require_decoder(model: Model) -> DecodingModel:
+    """The same model; InputError for one without a decoder."""
+    if not isinstance(model, DecodingModel):
+        model.refuse_to_decode()
+    return model
