@@ -27,6 +27,7 @@ from diti.diffusion.backbone import build_backbone
 from diti.diffusion.validation import fixed_batches
 from diti.representation.methods.diffae import Denoising, conditional_loss, new_decoder, validation_losses
 from diti.representation.methods.registry import find_method
+from diti.representation.models.guidance import Guidance
 from diti.representation.networks.conditioned import ConditionedUNet, DiffAE
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.partition import Partition
@@ -168,9 +169,9 @@ def test_the_field_is_the_networks_noise_with_z(small):
     with torch.no_grad():
         expected = small.decoder.eps(FACES, t, z)
         assert torch.equal(small.guided_eps(z)(FACES, t), expected)
-        assert torch.equal(small.guided_eps(z, masked=False)(FACES, t), expected)
-    with pytest.raises(InputError, match=r"diffae model has no prediction without z; use stop_guidance 0"):
-        small.guided_eps(z, stop_below=100)
+        assert torch.equal(small.guided_eps(z, Guidance(masked=False))(FACES, t), expected)
+    with pytest.raises(InputError, match=r"stop_below is 100.* a diffae model has none; use 0"):
+        small.guided_eps(z, Guidance(stop_below=100))
 
 
 def test_saved_and_loaded_it_decodes_the_same(small, tmp_path):

@@ -26,6 +26,7 @@ from diti.diffusion.files import SCHEDULER_FILE, load_strictly, read_scheduler
 from diti.diffusion.sampler import EpsFn
 from diti.diffusion.schedule import Schedule, eps_from_output, gather
 from diti.representation.models.diffusion import DiffusionModel
+from diti.representation.models.guidance import AS_TRAINED, Guidance
 from diti.representation.models.model import COMMON_PARTS, read_common, require_dims, require_parts
 from diti.representation.networks.encoder import Encoder
 from diti.representation.networks.modulated import (
@@ -172,13 +173,9 @@ class DiffAE(DiffusionModel):
     def schedule(self) -> Schedule:
         return self.decoder.schedule
 
-    def guided_eps(self, z: Tensor, *, masked: bool = True, stop_below: int = 0, **field: Any) -> EpsFn:
-        """ε_θ(x, t, z). masked: without effect, z being one subset. stop_below: 0, it never goes without z."""
-        if stop_below > 0:
-            raise InputError(
-                f"stop_guidance leaves z out below t = {stop_below}, and the network of a {self.method} model has "
-                "no prediction without z; use stop_guidance 0"
-            )
+    def guided_eps(self, z: Tensor, how: Guidance = AS_TRAINED) -> EpsFn:
+        """ε_θ(x, t, z), never without z. `how.masked` is without effect, z being one subset."""
+        how.check_without_frozen_model(self.method)
         z = z.to(self.device)
         return lambda x, t: self.decoder.eps(x, t, z)
 
