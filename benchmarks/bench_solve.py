@@ -30,7 +30,7 @@ from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.measure.attribute_classifier import AttributeClassifier, train_classifier
 from diti.measure.baselines import pixels_flat, principal_components
-from diti.measure.counterfactuals import CounterfactualOptions, Study
+from diti.measure.counterfactuals import CounterfactualOptions, EditStudy
 from diti.probe.disentangle import dci_disentanglement, dci_importance
 from diti.probe.linear import probe
 from diti.probe.task import Splits
@@ -117,7 +117,7 @@ def measure(
         found["order"] = order(model)
     if edits:
         options = CounterfactualOptions(images=EDITED)
-        study = Study(source, model, dataset, classifier, min(32, model.dims // 4), OUT / "pictures", options)
+        study = EditStudy(source, model, dataset, classifier, min(32, model.dims // 4), OUT / "pictures", options)
         mean = study.manipulation()["mean"]
         names = {"flips": "flips", "change": "change, sd", "leak_per_change": "leakage per change"}
         found |= {title: mean[key]["value"] for key, title in names.items()}

@@ -39,7 +39,8 @@ ROOMS = {  # room or file of representation → what it may import there, itself
 }
 # model.interpolate and model.manipulate are what people look for; they import the algorithms when called.
 METHODS_THAT_CALL_UP = {
-    "representation/models/decoding.py": {"diti.edit.interpolate", "diti.edit.manipulate", "diti.edit.directions"}
+    "representation/models/decoding.py": {"diti.edit.interpolate", "diti.edit.manipulate", "diti.edit.directions"},
+    "representation/models/model.py": {"diti.edit.directions"},  # a type
 }
 TOP = {"cli", "verbs", "demo", "__main__", ""}  # may import anything
 

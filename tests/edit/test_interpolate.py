@@ -21,6 +21,7 @@ from diti.edit.interpolate import (
     mix_variants,
     plan,
 )
+from diti.edit.invert import Inverted
 from diti.interop.convert import model_from
 from diti.representation.partition import Partition
 
@@ -169,7 +170,8 @@ def test_decode_distinct_keeps_the_order(model):
     rng = torch.Generator().manual_seed(0)
     z, x_T = torch.randn(4, 12, generator=rng), torch.randn(4, 3, 16, 16, generator=rng)
     order = [2, 0, 2, 3, 1, 0]
-    images = decode_distinct(model, z[order], x_T[order], sampling_steps=2, clamp=False, masked=True)
+    start = Inverted(model, z, x_T, 2, masked=True, stop_below=0, clamp=False)
+    images = decode_distinct(start, z[order], x_T[order])
     assert close(images, model.decode(z, x_T, 2, clamp=False)[order])
     assert torch.equal(images[0], images[2]) and torch.equal(images[1], images[5])
 

@@ -19,8 +19,9 @@ from diti.diffusion.files import locate, may_keep
 from diti.diffusion.sampler import timesteps
 from diti.edit.directions import (
     Direction,
+    code_space_hash,
     direction_path,
-    encoder_digest,
+    find_or_learn_direction,
     learn_direction,
     load_direction,
     pattern_of,
@@ -29,6 +30,7 @@ from diti.edit.directions import (
 )
 from diti.edit.manipulate import first_guided_step, manipulate, manipulate_files, manipulation_picture, push
 from diti.interop.convert import model_from
+from diti.representation.features import encode_dataset
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "../shared/parity/pdae_tiny/diti_checkpoint.pt"
 MOVED = (1, 4, 10)
@@ -70,7 +72,7 @@ def a_direction(model, dims=MOVED) -> Direction:
         data="faces",
         data_hash="abc",
         seed=0,
-        encoder=encoder_digest(model),
+        encoder=code_space_hash(model),
         mean=rng.standard_normal(model.dims).astype(np.float32),
         std=rng.random(model.dims).astype(np.float32) + 0.5,
         along="weight",
@@ -254,7 +256,7 @@ def test_the_models_own_statistics_are_used_where_it_has_them(model, labelled):
     own = dataclasses.replace(model, mean=torch.full((12,), 0.5), std=torch.full((12,), 2.0))
     direction = learn_direction(own, labelled, "mark", dims=2, selection="weight")
     assert (direction.mean == 0.5).all() and (direction.std == 2).all()
-    assert direction.encoder != encoder_digest(model)
+    assert direction.encoder != code_space_hash(model)
 
 
 def test_a_continuous_attribute_gets_a_ridge_direction(model, labelled):
@@ -316,6 +318,24 @@ def test_damaged_files_are_told_apart(model, tmp_path):
     save_direction(dataclasses.replace(a_direction(model), dims=(1, 4)), tmp_path)
     with pytest.raises(InputError, match=r"do not fit its dims"):
         load_direction(path)
+
+
+def test_a_direction_is_learned_once_and_then_found(model, labelled, tmp_path):
+    asked = []
+
+    def codes():
+        asked.append(1)
+        return encode_dataset(model, labelled)
+
+    first, new = find_or_learn_direction(model, tmp_path, labelled, "mark", 3, "weight", codes=codes)
+    again, new_again = find_or_learn_direction(model, tmp_path, labelled, "mark", 3, "weight", codes=codes)
+    assert (new, new_again, len(asked)) == (True, False, 1)
+    plain = learn_direction(model, labelled, "mark", 3, "weight")
+    for found in (first, again):
+        assert found.dims == plain.dims
+        np.testing.assert_array_equal(found.weight, plain.weight)
+    other, newer = find_or_learn_direction(model, tmp_path, labelled, "mark", 2, "weight")
+    assert newer and len(other.dims) == 2 and load_direction(direction_path(tmp_path, "mark")).dims == other.dims
 
 
 def test_a_saved_direction_is_reused_only_for_the_same_question(model, labelled, tmp_path):

@@ -13,8 +13,7 @@ from diti.edit.select import (
     SELECTORS,
     compare_selections,
     fit_l1,
-    fit_logistic,
-    fit_ridge,
+    fit_linear,
     largest,
     select,
 )
@@ -39,7 +38,7 @@ def test_logistic_fit_is_the_minimum_that_scipy_finds(planted):
         return (np.logaddexp(0, logit) - y * logit).mean() + l2 / 2 * (theta[:-1] ** 2).sum()
 
     oracle = minimize(objective, np.zeros(4), options={"gtol": 1e-8}).x
-    fit = fit_logistic(z, y, kept, l2)
+    fit = fit_linear(z, y, True, kept, l2)
     np.testing.assert_allclose([*fit.weight[kept], fit.bias], oracle, atol=2e-4)
     assert set(np.flatnonzero(fit.weight)) == set(kept)
     np.testing.assert_allclose(fit.scores(z[:5]), z[:5, kept] @ oracle[:-1] + oracle[-1], atol=1e-3)
@@ -48,7 +47,7 @@ def test_logistic_fit_is_the_minimum_that_scipy_finds(planted):
 def test_logistic_fit_of_separable_labels_and_dead_dims_ends(planted):
     z, _ = planted
     z[:, 0] = 0
-    fit = fit_logistic(z, (z[:, 2] > 0).astype(np.float32))
+    fit = fit_linear(z, (z[:, 2] > 0).astype(np.float32), binary=True)
     oracle = LogisticRegression(C=1 / (1e-3 * len(z)), tol=1e-8, max_iter=1000).fit(
         z.astype(np.float64), z[:, 2] > 0
     )
@@ -60,7 +59,7 @@ def test_ridge_fit_is_that_of_scikit_learn(planted):
     z, _ = planted
     y = z[:, 1] - 2 * z[:, 4] + 0.5
     kept = np.array([1, 4, 6])
-    fit, oracle = fit_ridge(z, y, kept, 0.1), Ridge(alpha=0.1 * len(z)).fit(z[:, kept], y)
+    fit, oracle = fit_linear(z, y, False, kept, 0.1), Ridge(alpha=0.1 * len(z)).fit(z[:, kept], y)
     np.testing.assert_allclose(fit.weight[kept], oracle.coef_, atol=1e-5)
     assert fit.bias == pytest.approx(float(oracle.intercept_), abs=1e-5)
     assert set(np.flatnonzero(fit.weight)) == set(kept)
@@ -104,7 +103,7 @@ def test_comparison_scores_every_method_on_the_validation_rows(planted):
     assert {row.method for row in rows} == set(SELECTORS)
     assert [row.ap for row in rows] == sorted((row.ap for row in rows), reverse=True)
     assert all(row.dims == (2, 5, 8) and row.ap > 0.9 for row in rows)
-    oracle = fit_logistic(z[:1500], y[:1500], np.array([2, 5, 8])).scores(z[1500:])
+    oracle = fit_linear(z[:1500], y[:1500], True, np.array([2, 5, 8])).scores(z[1500:])
     assert rows[0].ap == pytest.approx(average_precision_score(y[1500:], oracle))
 
 

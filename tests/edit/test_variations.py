@@ -9,7 +9,7 @@ from diti.core.errors import InputError
 from diti.core.images import to_uint8
 from diti.edit.variations import draw, sample, save_new_images, save_variations, vary
 from diti.representation.models.model import EncodeOnly
-from diti.representation.networks.latent import LatentShape, encoder_hash, load_latent, new_latent
+from diti.representation.networks.latent import LatentShape, encoder_file_hash, load_latent, new_latent
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def latent(model):
 def folder(model, latent, tmp_path):
     """A model folder with a latent."""
     model.save(tmp_path / "model")
-    shape = LatentShape(dims=model.dims, width=16, layers=2, encoder=encoder_hash(tmp_path / "model"))
+    shape = LatentShape(dims=model.dims, width=16, layers=2, encoder=encoder_file_hash(tmp_path / "model"))
     new_latent(shape, model.mean, model.std, seed=0).save(tmp_path / "model")
     return tmp_path / "model"
 

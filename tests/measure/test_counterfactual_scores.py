@@ -14,12 +14,12 @@ from diti.core.errors import InputError
 from diti.core.rng import numpy_generator
 from diti.data import toyfaces
 from diti.data.prepared import Dataset
-from diti.edit.directions import Direction, encoder_digest
+from diti.edit.directions import Direction, code_space_hash
 from diti.edit.interpolate import interpolate
 from diti.edit.manipulate import manipulate
 from diti.measure.attribute_classifier import AttributeClassifier, Trait
 from diti.measure.counterfactual_scores import (
-    concentration,
+    concentration_over_groups,
     concentrations,
     flips,
     interpolation_scores,
@@ -29,9 +29,9 @@ from diti.measure.counterfactual_scores import (
     manipulation_scores,
     means,
     opposite,
-    pixel_change,
     resampled_means,
     resamples,
+    rms_change,
     shuffled_dims,
     transfer_record,
     transfer_shares,
@@ -67,12 +67,12 @@ def test_leakage_is_over_the_others_in_their_spreads():
     assert np.isnan(leakage(before, after, spread, np.zeros(4, bool))).all()
 
 
-def test_pixel_change_is_the_root_mean_square():
+def test_rms_change_is_the_root_mean_square():
     before = torch.zeros(2, 3, 2, 2)
     after = before.clone()
     after[0, 0, 0, 0] = 1.2  # one of twelve numbers
     after[1] = -0.3
-    np.testing.assert_allclose(pixel_change(before, after), [1.2 / 12**0.5, 0.3], rtol=1e-6)
+    np.testing.assert_allclose(rms_change(before, after), [1.2 / 12**0.5, 0.3], rtol=1e-6)
 
 
 def test_transfer_shares_by_hand():
@@ -97,11 +97,13 @@ def test_transfer_shares_by_hand():
     ],
 )
 def test_concentration(shares, expected):
-    np.testing.assert_allclose(concentration(np.array([shares])), [expected], atol=1e-12)
+    np.testing.assert_allclose(concentration_over_groups(np.array([shares])), [expected], atol=1e-12)
 
 
 def test_concentration_does_not_depend_on_how_much_moves():
-    np.testing.assert_allclose(concentration(np.array([0.2, 0.1, 0.0])), concentration(np.array([0.8, 0.4, 0.0])))
+    np.testing.assert_allclose(
+        concentration_over_groups(np.array([0.2, 0.1, 0.0])), concentration_over_groups(np.array([0.8, 0.4, 0.0]))
+    )
 
 
 def test_means_leave_out_what_is_not_defined():
@@ -219,7 +221,7 @@ def direction(model, attribute: str) -> Direction:
     return Direction(
         attribute=attribute, dims=tuple(range(model.dims)), weight=weight, pattern=weight,
         data="faces", data_hash="abc", seed=0,
-        encoder=encoder_digest(model), mean=np.zeros(model.dims, np.float32), std=np.ones(model.dims, np.float32),
+        encoder=code_space_hash(model), mean=np.zeros(model.dims, np.float32), std=np.ones(model.dims, np.float32),
         **about,
     )  # fmt: skip
 
@@ -247,7 +249,7 @@ def test_manipulation_scores_of_a_model(model, classifier, images, data):
         signed = np.where(upward, 1, -1) * (after - before)[:, column] / classifier.spread[column]
         assert scores["change"]["value"] == pytest.approx(signed.mean(), rel=1e-3)
         assert scores["change"]["low"] <= signed.mean() <= scores["change"]["high"]
-        assert scores["pixels"]["value"] == pytest.approx(pixel_change(rebuilt, edited).mean(), rel=1e-3)
+        assert scores["pixels"]["value"] == pytest.approx(rms_change(rebuilt, edited).mean(), rel=1e-3)
         assert scores["pixels"]["value"] > 0
         assert scores["distance"]["value"] == pytest.approx(reference.distances(edited).mean(), rel=1e-3)
     assert record["attributes"]["level"]["flips"] is None and record["attributes"]["level"]["flippable"] == 0

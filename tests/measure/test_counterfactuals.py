@@ -23,7 +23,7 @@ from diti.measure.attribute_classifier import AttributeClassifier, Trait, train_
 from diti.measure.counterfactual_scores import opposite
 from diti.measure.counterfactuals import (
     CounterfactualOptions,
-    Study,
+    EditStudy,
     groups_with_dims,
     measure_counterfactuals,
     most_different,
@@ -93,7 +93,7 @@ def test_all_readable_attributes_are_edited(measured):
     assert {"background", "blue"} <= set(readable) and measured["classifier"]["unreadable"] == ["freckles"]
     edits = measured["manipulation"]
     assert list(edits["attributes"]) == list(measured["directions"]) == readable and edits["images"] == 4
-    assert "reader before its last layer" in edits["distance_is"]
+    assert "classifier before its last layer" in edits["distance_is"]
     for score in ("change", "leakage", "pixels", "distance"):
         assert edits["mean"][score]["low"] <= edits["mean"][score]["value"] <= edits["mean"][score]["high"]
     swaps = measured["interpolation"]
@@ -104,7 +104,7 @@ def test_all_readable_attributes_are_edited(measured):
 def test_the_scores_are_those_of_the_edited_test_images(place, measured, kept_cache):
     data, model = open_data(str(place / "faces")), tiny_model(subsets=6)
     classifier = train_classifier(data, images=1_600)
-    study = Study(str(place / "model"), model, data, classifier, DIMS // 4, place / "out", FEW)
+    study = EditStudy(str(place / "model"), model, data, classifier, DIMS // 4, place / "out", FEW)
     assert set(study.rows) <= set(data.rows("test")) and len(set(study.rows)) == 4
     assert not set(study.pairs[0]) & set(study.pairs[1]) and set(study.pairs[0]) <= set(data.rows("test"))
     direction = load_direction(direction_path(place / "model", "background"))
@@ -150,13 +150,13 @@ def level(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([x.mean((1, 2, 3)), torch.sigmoid(20 * (x[:, 0] - x[:, 2]).mean((1, 2)))], dim=1)
 
 
-def study(place, out, partition, **changed) -> Study:
+def study(place, out, partition, **changed) -> EditStudy:
     model = replace(tiny_model(), partition=partition)
     model.save(out / "model")
     traits = (Trait("brightness", False, 0.0, 0.1), Trait("blue", True, 0.5, 0.2))
     options = replace(FEW, compare_selections=False, **changed)
     data = open_data(str(place / "faces"))
-    return Study(str(out / "model"), model, data, AttributeClassifier(level, 16, traits), 3, out, options)
+    return EditStudy(str(out / "model"), model, data, AttributeClassifier(level, 16, traits), 3, out, options)
 
 
 def test_a_model_of_one_subset_borrows_a_split(place, tmp_path):

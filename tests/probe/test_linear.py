@@ -3,14 +3,14 @@ import json
 
 import numpy as np
 import pytest
-import torch
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import average_precision_score, mean_squared_error, roc_auc_score
 
 from diti.core.errors import InputError
-from diti.core.rng import numpy_generator, torch_generator
+from diti.core.rng import numpy_generator
 from diti.probe import fit
 from diti.probe.few_shot import draw_labels
-from diti.probe.linear import Splits, few_shot, probe
+from diti.probe.linear import L2_GRID, Splits, few_shot, probe
 from diti.probe.task import group_folds, label_folds
 
 
@@ -31,74 +31,47 @@ def planted(n=1600, dims=12, seed=0):
     return features, labels, ["first", "noise", "rare", "value"], np.array([True, True, True, False])
 
 
-def standardised(features):
-    return (features - features.mean(0)) / features.std(0)
+def standardised(features, train):
+    return (features - features[train].mean(0)) / features[train].std(0)
 
 
-# ---- fits ----
-
-
-def test_logistic_path_equals_scikit_learn_also_with_missing_labels():
-    rng = numpy_generator(0, "logistic")
-    x = standardised(rng.normal(size=(600, 10)) @ rng.normal(size=(10, 10)))
-    y = (x @ rng.normal(size=(10, 4)) + rng.logistic(size=(600, 4)) > [0, 1, 3, 0]).astype(float)
-    y[::4, 3] = np.nan
-    grid = np.array([1.0, 1e-2, 1e-4])
-    path = fit.fit_logistic(torch.from_numpy(x).float(), y, grid)
-    assert path.gradient.max() < fit.TOLERANCE
-    for i, l2 in enumerate(grid):
-        for a in range(4):
-            seen = np.isfinite(y[:, a])
-            oracle = LogisticRegression(C=1 / (seen.sum() * l2), tol=1e-10, max_iter=10_000)
-            oracle.fit(x[seen], y[seen, a])
-            np.testing.assert_allclose(path.weights[i, :, a], oracle.coef_[0], atol=1e-3)
-            assert path.bias[i, a] == pytest.approx(oracle.intercept_[0], abs=1e-3)
-
-
-def test_logistic_converges_on_separable_data_with_more_dims_than_images():
-    rng = numpy_generator(0, "separable")
-    x = rng.normal(size=(30, 50))
-    y = (x[:, :2] > 0).astype(float)
-    path = fit.fit_logistic(torch.from_numpy(x).float(), y, np.array([1.0, 1e-3]))
-    assert path.gradient.max() < fit.TOLERANCE
-    oracle = LogisticRegression(C=1 / (30 * 1e-3), tol=1e-10, max_iter=10_000).fit(x, y[:, 0])
-    np.testing.assert_allclose(path.weights[1, :, 0], oracle.coef_[0], atol=1e-3)
-
-
-def test_ridge_equals_the_normal_equations_also_with_missing_labels():
-    rng = numpy_generator(0, "ridge")
-    x, y = rng.normal(size=(80, 6)) + 1, rng.normal(size=(80, 3)) + 5
-    y[:30, 2] = np.nan
-    path = fit.fit_ridge(torch.from_numpy(x).float(), y, np.array([10.0, 1e-3]))
-    for i, l2 in enumerate(path.l2):
-        for a in range(3):
-            seen = np.isfinite(y[:, a])
-            design, n = np.column_stack([x[seen], np.ones(seen.sum())]), seen.sum()
-            penalty = n * l2 * np.diag([1.0] * 6 + [0.0])
-            expected = np.linalg.solve(design.T @ design + penalty, design.T @ y[seen, a])
-            np.testing.assert_allclose([*path.weights[i, :, a], path.bias[i, a]], expected, atol=1e-5)
-
-
-def test_standardisation_is_safe_for_constant_dims_and_large_means():
-    features = np.column_stack([np.full(50, 0.1), 1e4 + np.arange(50.0)]).astype(np.float32)
-    x = fit.Standard.of(features, np.arange(50)).apply(features, np.arange(50)).numpy()
-    np.testing.assert_allclose(x[:, 0], 0, atol=1e-6)
-    np.testing.assert_allclose([x[:, 1].mean(), x[:, 1].std()], [0, 1], atol=1e-5)
-
-
-def test_chosen_penalty_is_the_best_on_valid():
-    rng = numpy_generator(0, "choice")
-    x, xv = (torch.from_numpy(rng.normal(size=(n, 40))).float() for n in (60, 500))
-    y, yv = ((v[:, :1].numpy() + rng.normal(size=(len(v), 1)) > 0).astype(float) for v in (x, xv))
-    grid = 10.0 ** np.arange(1, -5, -1)
-    chosen = fit.fit_chosen_on(x, y, True, (xv, yv), grid)
-    path = fit.fit_path(x, y, True, grid)
-    found = [fit.quality(path.at(i).predict(xv), yv, True)[0] for i in range(len(grid))]
-    assert chosen.l2[0] == grid[np.argmax(found)]
-    assert max(found) > min(found)
+def scikit_learn(x, y, train, valid, binary):
+    """The fit of scikit-learn whose penalty, of those of the probe, is best on valid; of equals the strongest."""
+    fits, found = [], []
+    for l2 in L2_GRID:
+        if binary:
+            estimator = LogisticRegression(C=1 / (len(train) * l2), tol=1e-8, max_iter=10_000)
+            predicted = estimator.fit(x[train], y[train]).decision_function(x[valid])
+            found.append(average_precision_score(y[valid], predicted))
+        else:
+            estimator = Ridge(alpha=len(train) * l2).fit(x[train], y[train])
+            found.append(-mean_squared_error(y[valid], estimator.predict(x[valid])))
+        fits.append(estimator)
+    best = int(np.argmax(found))
+    return fits[best], L2_GRID[best]
 
 
 # ---- probe ----
+
+
+def test_weights_penalties_and_scores_are_those_of_scikit_learn():
+    features, labels, names, binary = planted()
+    splits = three_splits(1600)
+    result = probe(features, labels, names, binary, splits, resamples=2)
+    x = standardised(features, splits.train)
+    for a, row in enumerate(result.rows):
+        oracle, l2 = scikit_learn(x, labels[:, a], splits.train, splits.valid, binary[a])
+        assert row.l2 == l2, row.name
+        np.testing.assert_allclose(result.weights[a], oracle.coef_.ravel(), atol=2e-3)
+        assert result.bias[a] == pytest.approx(float(np.ravel(oracle.intercept_)[0]), abs=2e-3)
+        truth, tested = labels[splits.test, a], x[splits.test]
+        if binary[a]:
+            predicted = oracle.decision_function(tested)
+            assert row.ap == pytest.approx(average_precision_score(truth, predicted), abs=1e-3)
+            assert row.auroc == pytest.approx(roc_auc_score(truth, predicted), abs=1e-3)
+        else:
+            assert row.mse == pytest.approx(mean_squared_error(truth, oracle.predict(tested)), rel=1e-4)
+            assert row.r == pytest.approx(np.corrcoef(truth, oracle.predict(tested))[0, 1], abs=1e-4)
 
 
 def test_planted_dims_are_found_and_noise_stays_at_chance():
@@ -159,17 +132,19 @@ def test_attributes_without_both_classes_are_reported_and_left_out():
     assert result.record()["left_out"][0] == {"name": "noise", "reason": "no positive in train"}
 
 
-def test_missing_labels_equal_a_probe_without_these_rows():
+def test_rows_without_a_label_are_left_out_of_its_fit_and_of_its_score():
+    """Oracle: scikit-learn on the other rows, with the codes standardised by all of them."""
     features, labels, names, binary = planted(n=800)
     splits = three_splits(800)
-    holes = labels.copy()
-    holes[::5, 3] = np.nan
-    keep = np.flatnonzero(np.arange(800) % 5)
-    inside = Splits(*(np.flatnonzero(np.isin(keep, rows)) for rows in dataclasses.astuple(splits)))
-    got = probe(features, holes, names, binary, splits, resamples=2).rows[3]
-    expected = probe(features[keep], labels[keep][:, 3:], names[3:], binary[3:], inside, resamples=2).rows[0]
-    assert got.r == pytest.approx(expected.r, abs=2e-3)  # standardised with all rows: the penalty differs a little
-    assert got.mse == pytest.approx(expected.mse, rel=1e-2)
+    labels[::5, 3] = np.nan
+    train, valid, test = (rows[rows % 5 > 0] for rows in dataclasses.astuple(splits))
+    got = probe(features, labels, names, binary, splits, resamples=2).rows[3]
+    x = standardised(features, splits.train)
+    oracle, l2 = scikit_learn(x, labels[:, 3], train, valid, binary=False)
+    predicted = oracle.predict(x[test])
+    assert got.l2 == l2
+    assert got.r == pytest.approx(np.corrcoef(labels[test, 3], predicted)[0, 1], abs=1e-4)
+    assert got.mse == pytest.approx(mean_squared_error(labels[test, 3], predicted), rel=1e-4)
 
 
 def test_without_validation_images_the_penalty_comes_from_cross_validation():
@@ -231,38 +206,20 @@ def test_k_fold_scores_planted_values_and_binary_attributes():
 # ---- the authors' protocol ----
 
 
-def test_layer_equals_a_hand_written_adam():
-    """Oracle: BCE gradient and Adam's formulas in numpy, the same start, order and flips."""
-    rng = numpy_generator(0, "layer")
-    x, turned = rng.normal(size=(2, 200, 3))
-    y = (x[:, :2] > 0).astype(float)
-    none = (torch.zeros(0, 3), y[:0])
-    got = fit.fit_layer(torch.from_numpy(x).float(), y, True, none, torch.from_numpy(turned).float(), seed=5)
-    draw = torch_generator(5, "probe layer")
-    bound = 3**-0.5
-    theta = torch.cat([torch.empty(n, 2).uniform_(-bound, bound, generator=draw) for n in (3, 1)]).double().numpy()
-    first, second, step = np.zeros_like(theta), np.zeros_like(theta), 0
-    for epoch in range(15):
-        draws = numpy_generator(5, "probe epoch", epoch)
-        order, flips = draws.permutation(200), draws.random(200) < 0.5
-        for rows in (order[:128], order[128:]):
-            codes = np.column_stack([np.where(flips[rows, None], turned[rows], x[rows]), np.ones(len(rows))])
-            gradient = codes.T @ (1 / (1 + np.exp(-codes @ theta)) - y[rows]) / (2 * len(rows))
-            step += 1
-            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-            theta = theta - 1e-3 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
-    np.testing.assert_allclose(got.weights, theta[:-1], atol=1e-5)
-    np.testing.assert_allclose(got.bias, theta[-1], atol=1e-5)
-
-
-def test_paper_protocol_comes_near_the_converged_fit_and_says_what_it_did():
+def test_paper_protocol_comes_near_scikit_learn_and_says_what_it_did():
     rng = numpy_generator(0, "paper")
     z = rng.normal(size=(10_000, 8))
     labels = (z[:, :2] + 0.5 * rng.normal(size=(10_000, 2)) > 0).astype(float)
     splits = three_splits(10_000)
     result = probe(z, labels, ["a", "b"], [True, True], splits, protocol="paper", resamples=5)
-    converged = probe(z, labels, ["a", "b"], [True, True], splits, resamples=5)
-    assert converged.mean_ap - 0.05 < result.mean_ap < converged.mean_ap + 0.005
+    tested = splits.test
+    converged = [
+        average_precision_score(
+            y[tested], LogisticRegression().fit(z[:5000], y[:5000]).decision_function(z[tested])
+        )
+        for y in labels.T
+    ]
+    assert np.mean(converged) - 0.05 < result.mean_ap < np.mean(converged) + 0.005
     assert "batch 128" in result.protocol and "no flips" in result.protocol
     assert result.rows[0].l2 is None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from safetensors.torch import save_file
 from diti.core.errors import InputError
 from diti.core.runs import atomic_path
 from diti.data.prepared import Dataset
-from diti.edit.select import DEFAULT_SELECTION, Fit, check_selection, fit_logistic, fit_ridge, largest, select
+from diti.diffusion.files import may_keep
+from diti.edit.select import DEFAULT_SELECTION, Fit, check_selection, fit_linear, largest, select
 from diti.probe.scores import average_precision, chance_ap, pearson
 from diti.representation.features import encode_dataset, encoder_hash
 from diti.representation.models.model import Model
@@ -103,7 +105,7 @@ def pattern_of(z: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return np.where(weight != 0, covariance, 0.0)
 
 
-def encoder_digest(model: Model) -> str:
+def code_space_hash(model: Model) -> str:
     """sha256 over the encoder and the statistics of z: a direction fits this model and no other."""
     statistics = model.mean.numpy().tobytes() + model.std.numpy().tobytes()
     return hashlib.sha256(encoder_hash(model.encoder).encode() + statistics).hexdigest()
@@ -152,7 +154,7 @@ def learn_direction(
         data=dataset.name,
         data_hash=dataset.hash,
         seed=seed,
-        encoder=encoder_digest(model),
+        encoder=code_space_hash(model),
         mean=mean,
         std=std,
     )
@@ -165,12 +167,10 @@ def method_for(dataset: Dataset, attribute: str, selection: str) -> str:
 
 def _fits(z: np.ndarray, y: np.ndarray, dims: int, method: str, seed: int) -> tuple[np.ndarray, Fit, Fit]:
     """The kept dims, the fit on them, and the fit on all."""
-    if method == CONTINUOUS:
-        whole = fit_ridge(z, y)
-        kept = largest(np.abs(whole.weight), dims)
-        return kept, fit_ridge(z, y, kept), whole
-    kept = select(z, y, dims, method, seed)
-    return kept, fit_logistic(z, y, kept), fit_logistic(z, y)
+    binary = method != CONTINUOUS
+    whole = fit_linear(z, y, binary)
+    kept = select(z, y, dims, method, seed) if binary else largest(np.abs(whole.weight), dims)
+    return kept, fit_linear(z, y, binary, kept), whole
 
 
 def _statistics(model: Model, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -251,6 +251,29 @@ def saved_direction(
     if not path.exists():
         return None
     found = load_direction(path)
-    wanted = (dataset.hash, dims, method_for(dataset, attribute, selection), seed, encoder_digest(model))
+    wanted = (dataset.hash, dims, method_for(dataset, attribute, selection), seed, code_space_hash(model))
     same = (found.data_hash, len(found.dims), found.method, found.seed, found.encoder) == wanted
     return found if same else None
+
+
+def find_or_learn_direction(
+    model: Model,
+    folder: Path,
+    dataset: Dataset,
+    attribute: str,
+    dims: int,
+    selection: str = DEFAULT_SELECTION,
+    seed: int = 0,
+    codes: Callable[[], np.ndarray] | None = None,
+) -> tuple[Direction, bool]:
+    """The direction in the model folder if it is the one asked for, else a new one, kept there; True if it is new.
+
+    codes: gives those of all images (N, D), asked for only if there is something to learn.
+    """
+    found = saved_direction(model, folder, dataset, attribute, dims, selection, seed)
+    if found is not None:
+        return found, False
+    learned = learn_direction(model, dataset, attribute, dims, selection, seed, codes() if codes else None)
+    if may_keep(folder):
+        save_direction(learned, folder)
+    return learned, True

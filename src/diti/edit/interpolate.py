@@ -18,6 +18,7 @@ from diti.core.images import save_picture
 from diti.core.progress import progress_bar
 from diti.data.decode import decode_file
 from diti.diffusion.generate import SAMPLING_STEPS
+from diti.edit.invert import Inverted
 from diti.edit.mix import lerp, slerp
 from diti.edit.pictures import (
     animation_kind,
@@ -90,14 +91,14 @@ def interpolate(
     ends = torch.cat([_one_image(model, name, image) for name, image in (("A", a), ("B", b))])
     partition, notes = cut_of(model, partition)
     variants = plan(partition, subsets, check_scales(scales), directions, x_t)
-    z = model.encode(ends)
-    x_T = noise_of_ends(model, ends, z, x_t, seed, progress, sampling_steps=sampling_steps, masked=masked)
-    codes, noises = mix_variants(z, x_T, variants, partition, x_t)
-    codes, noises = torch.cat([z, codes]), torch.cat([x_T, noises])  # the ends decode in the same batch
-    clamp = x_t == "random"  # inferred noise comes back exactly only without
-    images = decode_distinct(
-        model, codes, noises, progress, sampling_steps=sampling_steps, masked=masked, clamp=clamp
-    )
+    shared = model.new_noise(1, seed, "interpolate").expand(2, *model.noise_shape) if x_t == "random" else None
+    start = invert_ends(model, ends, sampling_steps, masked, shared, progress)
+    codes, noises = mix_variants(start.z, start.x_T, variants, partition, x_t)
+    codes, noises = (
+        torch.cat([start.z, codes]),
+        torch.cat([start.x_T, noises]),
+    )  # the ends decode in the same batch
+    images = decode_distinct(start, codes, noises, progress)
     if outside := [f"{s:g}" for s in sorted({v.scale for v in variants}) if not 0 <= s <= 1]:
         notes.append(f"scale {', '.join(outside)} is outside 0..1: extrapolated beyond A and B")
     return Interpolation(images[2:], tuple(variants), ends, images[:2], partition, tuple(notes))
@@ -133,7 +134,7 @@ def mix_variants(
     return codes, slerp(x_T[start], x_T[1 - start], scale) if x_t == "slerp" else x_T[start]
 
 
-def decode_distinct(model: DecodingModel, z: Tensor, x_T: Tensor, progress: bool = False, **walk: Any) -> Tensor:
+def decode_distinct(start: Inverted, z: Tensor, x_T: Tensor, progress: bool = False) -> Tensor:
     """(N, 3, H, W) images; equal pairs of code and noise are decoded once, so their images are the same bits.
 
     Scale 0 of every subset is one such pair.
@@ -141,27 +142,25 @@ def decode_distinct(model: DecodingModel, z: Tensor, x_T: Tensor, progress: bool
     pairs = torch.cat([z, x_T.flatten(1)], dim=1)
     distinct, place = torch.unique(pairs, dim=0, return_inverse=True)  # (M, D + 3HW), (N,)
     codes, noises = distinct[:, : z.shape[1]], distinct[:, z.shape[1] :].unflatten(1, x_T.shape[1:])
-    steps = model.steps_of(len(codes), walk["sampling_steps"])
+    steps = start.model.steps_of(len(codes), start.sampling_steps)
     with progress_bar("decoding", steps, unit="steps", shown=progress) as advance:
-        return model.decode(codes, noises, on_step=lambda index, total, x: advance(), **walk)[place]
+        return start.decode(codes, noises, lambda index, total, x: advance())[place]
 
 
-def noise_of_ends(
-    model: DecodingModel,
-    ends: Tensor,
-    z: Tensor,
-    x_t: str,
-    seed: int,
-    progress: bool = False,
-    *,
-    sampling_steps: int,
-    masked: bool,
-) -> Tensor:
-    """x_T (2, 3, H, W) of A and B: inferred from them, or with x_t "random" one noise drawn for both."""
-    if x_t == "random":
-        return model.new_noise(1, seed, "interpolate").expand(len(ends), *model.noise_shape)
-    with progress_bar("inverting A and B", sampling_steps, unit="steps", shown=progress) as advance:
-        return model.infer_noise(ends, z, sampling_steps, masked=masked, on_step=lambda index, total, x: advance())
+def invert_ends(
+    model: DecodingModel, ends: Tensor, sampling_steps: int, masked: bool, noise: Tensor | None, progress: bool
+) -> Inverted:
+    """A and B (2, 3, H, W) with their own noise, or with one that was drawn for both."""
+    steps, shown = model.steps_of(len(ends), sampling_steps), progress and noise is None
+    with progress_bar("inverting A and B", steps, unit="steps", shown=shown) as advance:
+        return Inverted.of(
+            model,
+            ends,
+            sampling_steps,
+            masked=masked,
+            noise=noise,
+            on_step=lambda index, total, x: advance(),
+        )
 
 
 def cut_of(model: DecodingModel, given: Partition | None) -> tuple[Partition, list[str]]:

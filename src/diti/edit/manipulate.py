@@ -21,12 +21,12 @@ from diti.diffusion.sampler import OnStep, timesteps
 from diti.edit.directions import (
     CONTINUOUS,
     Direction,
-    encoder_digest,
-    learn_direction,
-    save_direction,
-    saved_direction,
+    code_space_hash,
+    direction_path,
+    find_or_learn_direction,
 )
 from diti.edit.interpolate import check_scales
+from diti.edit.invert import Inverted
 from diti.edit.select import DEFAULT_SELECTION
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.diffusion import DiTi
@@ -85,22 +85,12 @@ def manipulate(
     scales = check_scales(scales)
     _check_fits(model, direction)
     pixels = as_batch(images, model.size)  # (N, 3, H, W)
-    z = model.encode(pixels)
-    field: dict[str, Any] = {"masked": masked}
-    if stop_guidance:
-        if not isinstance(model, DiTi):
-            raise InputError(
-                f"stop_guidance is {stop_guidance:g}: it follows a frozen model without z, and a {model.method} "
-                "model has none; use 0, or a diti or pdae model"
-            )
-        field["stop_below"] = first_guided_step(timesteps(model.schedule, sampling_steps), stop_guidance)
-    x_T = model.infer_noise(pixels, z, sampling_steps, on_step=on_step, **field)
+    stop_below = _stop_below(model, stop_guidance, sampling_steps)
+    start = Inverted.of(model, pixels, sampling_steps, masked=masked, stop_below=stop_below, on_step=on_step)
+    z = start.z
     codes = torch.stack([z, *(push(z, direction, scale) for scale in scales)])  # (1 + S, N, D), unchanged z first
-    noises = x_T.expand(len(codes), *x_T.shape)
-    # Inferred noise comes back exactly only without clamping.
-    decoded = model.decode(
-        codes.flatten(0, 1), noises.flatten(0, 1), sampling_steps, clamp=False, on_step=on_step, **field
-    ).unflatten(0, codes.shape[:2])
+    noises = start.x_T.expand(len(codes), *start.x_T.shape)
+    decoded = start.decode(codes.flatten(0, 1), noises.flatten(0, 1), on_step).unflatten(0, codes.shape[:2])
     return Manipulation(decoded[1:], tuple(scales), codes[1:], pixels, decoded[0])
 
 
@@ -112,8 +102,20 @@ def first_guided_step(steps: Sequence[int], stop_guidance: float) -> int:
     return steps[min(len(steps) - free, len(steps) - 1)] + (1 if free else 0)
 
 
+def _stop_below(model: DecodingModel, stop_guidance: float, sampling_steps: int) -> int:
+    """The t below which z does not guide; InputError where the model cannot do without z."""
+    if not stop_guidance:
+        return 0
+    if not isinstance(model, DiTi):
+        raise InputError(
+            f"stop_guidance is {stop_guidance:g}: it follows a frozen model without z, and a {model.method} "
+            "model has none; use 0, or a diti or pdae model"
+        )
+    return first_guided_step(timesteps(model.schedule, sampling_steps), stop_guidance)
+
+
 def _check_fits(model: DecodingModel, direction: Direction) -> None:
-    if len(direction.weight) != model.dims or direction.encoder != encoder_digest(model):
+    if len(direction.weight) != model.dims or direction.encoder != code_space_hash(model):
         raise InputError(
             f"the direction of {direction.attribute!r} ({len(direction.weight)} dims) was learned from another "
             f"encoder than this model's ({model.dims} dims); learn it again for this model"
@@ -150,7 +152,7 @@ def manipulate_files(
         raise InputError(f"{out} is a folder; name a file such as {out / 'grid.png'}")
     folder, loaded = locate(model), load_with_decoder(model)
     pixels = decode_file(image, loaded.size)
-    direction, lines = direction_of(loaded, folder, attribute, data, dims, selection, seed)
+    direction, lines = direction_and_lines(loaded, folder, attribute, data, dims, selection, seed)
     direction = direction.following(along)
     steps = loaded.steps_of(1, sampling_steps) + loaded.steps_of(1 + len(scales), sampling_steps)
     with progress_bar("manipulating", steps, unit="steps") as advance:
@@ -168,19 +170,18 @@ def manipulate_files(
     return [*lines, f"wrote {save_picture(manipulation_picture(result, direction), out)}"]
 
 
-def direction_of(
+def direction_and_lines(
     model: DecodingModel, folder: Path, attribute: str, data: str, dims: int, selection: str, seed: int
 ) -> tuple[Direction, list[str]]:
-    """The attribute's direction from the model folder if it is the one asked for, else learned and kept there."""
+    """The attribute's direction in the labelled data, and what to print of it."""
     dataset = open_data(data, model.size)
     dataset.labels([attribute])  # a misspelt name is told first
-    direction = saved_direction(model, folder, dataset, attribute, dims, selection, seed)
-    if direction is not None:
-        return direction, [direction.summary(), "direction learned earlier, taken from the model folder"]
-    direction = learn_direction(model, dataset, attribute, dims, selection, seed)
+    direction, new = find_or_learn_direction(model, folder, dataset, attribute, dims, selection, seed)
     lines = [direction.summary()]
+    if not new:
+        return direction, [*lines, "direction learned earlier, taken from the model folder"]
     if direction.method == CONTINUOUS:
         lines.append(f"{attribute} is continuous: the direction is that of a ridge regression, its dims by weight")
     if may_keep(folder):
-        lines.append(f"kept the direction in {save_direction(direction, folder)}")
+        lines.append(f"kept the direction in {direction_path(folder, attribute)}")
     return direction, lines

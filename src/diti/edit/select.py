@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from diti.core.errors import InputError, nearest
 from diti.edit.probmask import probmask_probabilities
+from diti.probe.fit import fit_path
 from diti.probe.scores import average_precision
 
 L2 = 1e-3  # weight of ½‖w‖² beside the mean log loss: only keeps separable data from running away
-NEWTON_LONGEST = 50  # steps; 5 to 10 are usual
 L1_FACTOR = 0.9  # the penalty falls by this factor along the path
 L1_LONGEST = 100  # points of the path: the last penalty is 3e-5 of the first
 L1_ROWS = 16_384  # images that decide the order of entry; 48,000 toy faces give the same AP in 2.5 times the time
@@ -46,38 +45,21 @@ class Selection:
     dims: tuple[int, ...]  # the dims it kept, ascending
 
 
-def fit_logistic(z: np.ndarray, y: np.ndarray, kept: np.ndarray | None = None, l2: float = L2) -> Fit:
-    """Minimise mean log loss + l2/2 ‖w‖² over the kept dims (by default all), by Newton's method."""
+def fit_linear(z: np.ndarray, y: np.ndarray, binary: bool, kept: np.ndarray | None = None, l2: float = L2) -> Fit:
+    """Logistic regression of labels 0/1, or ridge regression of values, on the kept dims (by default all).
+
+    The objectives are those of `diti.probe.fit`.
+    """
     kept = np.arange(z.shape[1]) if kept is None else kept
-    codes, labels = with_ones(z[:, kept]), torch.from_numpy(y).float()
-    theta = torch.zeros(len(kept) + 1, dtype=torch.float64)  # weights and, last, bias
-    penalty = torch.full_like(theta, l2)
-    penalty[-1] = 0
-    loss = log_loss(codes, labels, theta, penalty)
-    for _ in range(NEWTON_LONGEST):
-        gradient, hessian = derivatives(codes, labels, theta)
-        step = torch.linalg.solve(hessian + torch.diag(penalty + 1e-9), gradient + penalty * theta)
-        moved = log_loss(codes, labels, theta - step, penalty)
-        while moved > loss + 1e-6 and step.abs().max() > 1e-6:  # 1e-6: what float32 logits can tell
-            step = step / 2
-            moved = log_loss(codes, labels, theta - step, penalty)
-        theta, loss = theta - step, moved
-        if step.abs().max() < 1e-6:
-            break
+    found = fit_path(torch.from_numpy(z[:, kept]).float(), y[:, None], binary, np.array([l2])).at(0)
     weight = np.zeros(z.shape[1])
-    weight[kept] = theta[:-1].numpy()
-    return Fit(weight, float(theta[-1]))
+    weight[kept] = found.weights[:, 0]
+    return Fit(weight, float(found.bias[0]))
 
 
 def with_ones(z: np.ndarray) -> Tensor:
     """Codes float32 (N, D + 1) with a last column of ones for the bias."""
     return torch.from_numpy(np.concatenate([z, np.ones((len(z), 1))], axis=1)).float()
-
-
-def log_loss(codes: Tensor, labels: Tensor, theta: Tensor, penalty: Tensor) -> float:
-    """Mean log loss + ½ Σ penalty θ²."""
-    loss = F.binary_cross_entropy_with_logits(codes @ theta.float(), labels)
-    return float(loss + 0.5 * (penalty * theta.square()).sum())
 
 
 def derivatives(codes: Tensor, labels: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,18 +70,6 @@ def derivatives(codes: Tensor, labels: Tensor, theta: Tensor) -> tuple[Tensor, T
     return gradient.double(), hessian.double()
 
 
-def fit_ridge(z: np.ndarray, y: np.ndarray, kept: np.ndarray | None = None, l2: float = L2) -> Fit:
-    """Minimise mean (y - z·w - b)² + l2 ‖w‖² over the kept dims: the closed form, for continuous attributes."""
-    kept = np.arange(z.shape[1]) if kept is None else kept
-    part = z[:, kept].astype(np.float64)
-    mean_z, mean_y = part.mean(0), float(y.mean())
-    centred = part - mean_z
-    gram = centred.T @ centred / len(z) + l2 * np.eye(len(kept))
-    weight = np.zeros(z.shape[1])
-    weight[kept] = np.linalg.solve(gram, centred.T @ (y - mean_y) / len(z))
-    return Fit(weight, mean_y - float(mean_z @ weight[kept]))
-
-
 def largest(values: np.ndarray, count: int) -> np.ndarray:
     """Places of the `count` largest values, ascending; of equal values the first."""
     return np.sort(np.argsort(-values, kind="stable")[:count])
@@ -107,7 +77,7 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
 
 def select_by_weight(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> np.ndarray:
     """The dims with the largest |weight| in the fit on all of them. Nothing is random: seed is not used."""
-    return largest(np.abs(fit_logistic(z, y).weight), dims)
+    return largest(np.abs(fit_linear(z, y, binary=True).weight), dims)
 
 
 def select_by_l1(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> np.ndarray:
@@ -132,7 +102,7 @@ def select_by_l1(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> np.n
             break
         entered = weight > 0
     else:
-        weight = np.abs(fit_logistic(z, y).weight)
+        weight = np.abs(fit_linear(z, y, binary=True).weight)
     return largest(weight + entered * (1 + weight.max()), dims)
 
 
@@ -201,7 +171,7 @@ def compare_selections(
     rows = []
     for method in SELECTORS:
         kept = select(z_train, y_train, dims, method, seed)
-        scores = fit_logistic(z_train, y_train, kept).scores(z_valid)
+        scores = fit_linear(z_train, y_train, True, kept).scores(z_valid)
         ap = float(average_precision(scores[:, None], y_valid[:, None])[0])
         rows.append(Selection(method, ap, tuple(int(i) for i in kept)))
     return sorted(rows, key=lambda row: -row.ap)

@@ -17,6 +17,7 @@ from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.generate import save_samples as save_backbone_samples
 from diti.diffusion.sampler import OnStep
+from diti.edit.invert import Inverted
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.direct import DirectModel
 from diti.representation.models.inputs import Images, as_batch
@@ -170,9 +171,8 @@ def save_variations(
             advance()
 
         varied = vary(model, original, count, seed, sampling_steps, on_step=on_step)
-        z = model.encode(original)
-        noise = model.infer_noise(original, z, sampling_steps, on_step=on_step)
-        rebuilt = model.decode(z, noise, sampling_steps, clamp=False, on_step=on_step)
+        own = Inverted.of(model, original, sampling_steps, on_step=on_step)
+        rebuilt = own.decode(own.z, own.x_T, on_step)
     captions = ["original", "its own noise", *(f"new noise {i + 1}" for i in range(count))]
     pictures = to_uint8(torch.cat([original, rebuilt, varied]))
     return save_picture(grid(pictures, min(COLUMNS, count + 2), captions=captions), out)

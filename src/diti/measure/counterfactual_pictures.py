@@ -12,9 +12,9 @@ from torch import Tensor
 from diti.core.images import grid, save_picture, to_uint8
 from diti.edit.directions import Direction
 from diti.edit.interpolate import interpolate
+from diti.edit.invert import Inverted
 from diti.edit.manipulate import push
 from diti.edit.pictures import interpolation_grid
-from diti.measure.counterfactual_scores import Inverted
 from diti.representation.models.decoding import DecodingModel
 
 PUSHES = (-2, -1, 0, 1, 2)  # figure 2a, in units of the scale; 0 is the reconstruction
@@ -31,9 +31,9 @@ def save_pushes(
     path: Path,
 ) -> Path:
     """Figure 2a: one image (1, 3, H, W), a row per attribute, pushed from -2 to 2 times the scale."""
-    start = Inverted.of(model, image, sampling_steps, masked=True, advance=lambda count: None)
+    start = Inverted.of(model, image, sampling_steps)
     codes = torch.cat([push(start.z, d, times * scale) for d in directions for times in PUSHES])
-    edited = start.decode(codes, start.x_T.expand(len(codes), *model.noise_shape))
+    edited = start.shown(codes, start.x_T.expand(len(codes), *model.noise_shape))
     rows = torch.cat(
         [image.expand(len(directions), 1, *image.shape[1:]), edited.unflatten(0, (-1, len(PUSHES)))], 1
     )

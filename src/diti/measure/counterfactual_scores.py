@@ -9,8 +9,7 @@ Letters: N images or pairs, A attributes, G groups of dims, D dims of z.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,14 @@ from diti.core.errors import InputError
 from diti.core.progress import progress_bar
 from diti.core.rng import torch_generator
 from diti.diffusion.generate import SAMPLING_STEPS
-from diti.edit.directions import Direction, encoder_digest
+from diti.diffusion.sampler import OnStep
+from diti.edit.directions import Direction, code_space_hash
 from diti.edit.interpolate import chosen_dims, cut_of
+from diti.edit.invert import Inverted
 from diti.edit.manipulate import SCALE, push
 from diti.measure.attribute_classifier import AttributeClassifier
 from diti.measure.reference import Reference
+from diti.probe.disentangle import concentration
 from diti.probe.scores import RESAMPLES, bootstrap_counts, mean_over_attributes, percentile_interval
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.inputs import Images, as_batch
@@ -64,7 +66,7 @@ def leakage(before: np.ndarray, after: np.ndarray, spread: np.ndarray, others: n
     return (np.abs(after - before) / spread)[:, others].mean(1)
 
 
-def pixel_change(before: Tensor, after: Tensor) -> np.ndarray:
+def rms_change(before: Tensor, after: Tensor) -> np.ndarray:
     """(N,) root mean square difference of images (N, 3, H, W) in [-1, 1]."""
     return (after - before).double().square().mean((1, 2, 3)).sqrt().numpy()
 
@@ -81,17 +83,13 @@ def transfer_shares(
     return np.where(differ, np.clip((edited - read_a) / np.where(differ, way, 1), *SHARE_BOUNDS), np.nan)
 
 
-def concentration(shares: np.ndarray) -> np.ndarray:
-    """1 - H(p) / log G, p the shares (..., G) above 0 made to sum to 1: 1 = one group moves it, 0 = all alike.
+def concentration_over_groups(shares: np.ndarray) -> np.ndarray:
+    """`concentration` of the shares (..., G) above 0: 1 = one group moves it, 0 = all alike.
 
     NaN where the shares above 0 sum to less than MOVES.
     """
     positive = np.where(np.isfinite(shares), shares, 0).clip(min=0)
-    total = positive.sum(-1, keepdims=True)
-    moved = total >= MOVES
-    p = positive / np.where(moved, total, 1)
-    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
-    return np.where(moved[..., 0], 1 - entropy / np.log(shares.shape[-1]), np.nan)
+    return np.where(positive.sum(-1) >= MOVES, concentration(positive), np.nan)
 
 
 def means(values: np.ndarray) -> np.ndarray:
@@ -131,41 +129,6 @@ def rows_and_mean(values: np.ndarray, counts: np.ndarray) -> tuple[list[Record |
     return intervals(point, draws), interval(mean_over_attributes(point[None]), mean_over_attributes(draws))
 
 
-# ---- Decoding ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Inverted:
-    """Images with their codes and noise, found once; from these all variants are decoded the same way."""
-
-    model: DecodingModel
-    z: Tensor  # (N, D)
-    x_T: Tensor  # (N, ...) noise: (3, H, W) of a diffusion decoder
-    sampling_steps: int
-    masked: bool
-    advance: Callable[[int], None]
-
-    @classmethod
-    def of(
-        cls,
-        model: DecodingModel,
-        pixels: Tensor,
-        sampling_steps: int,
-        masked: bool,
-        advance: Callable[[int], None],
-    ) -> Inverted:
-        z = model.encode(pixels)
-        x_T = model.infer_noise(pixels, z, sampling_steps, masked=masked)
-        advance(len(z))
-        return cls(model, z, x_T, sampling_steps, masked, advance)
-
-    def decode(self, z: Tensor, x_T: Tensor) -> Tensor:
-        """Images (N, 3, H, W) as a picture shows them: decoding without a clamp may leave [-1, 1]."""
-        images = self.model.decode(z, x_T, self.sampling_steps, clamp=False, masked=self.masked).clamp(-1, 1)
-        self.advance(len(z))
-        return images
-
-
 # ---- Algorithm 3 -------------------------------------------------------------------------------------------
 
 
@@ -197,20 +160,25 @@ def manipulation_scores(
     originals = as_batch(images, model.size)
     seen = classifier(originals)
     found: list[dict[str, np.ndarray]] = []
-    with progress_bar("measuring edits", len(seen) * (2 + len(scored)), shown=progress) as advance:
-        start = Inverted.of(model, originals, sampling_steps, masked, advance)
-        rebuilt = start.decode(start.z, start.x_T)
+    steps = model.steps_of(len(seen), sampling_steps) * (2 + len(scored))
+    with progress_bar("measuring edits", steps, unit="steps", shown=progress) as advance:
+
+        def on_step(index: int, total: int, x: Tensor) -> None:
+            advance()
+
+        start = Inverted.of(model, originals, sampling_steps, masked=masked, on_step=on_step)
+        rebuilt = start.shown(start.z, start.x_T, on_step)
         before = classifier(rebuilt)
         for direction in scored:
             upward = opposite(classifier, direction.attribute, seen)
             more, less = (push(start.z, direction, sign * scale) for sign in (1, -1))
-            edited = start.decode(torch.where(torch.from_numpy(upward)[:, None], more, less), start.x_T)
+            edited = start.shown(torch.where(torch.from_numpy(upward)[:, None], more, less), start.x_T, on_step)
             found.append(
                 edit_scores(classifier, direction.attribute, before, classifier(edited), upward)
-                | {"pixels": pixel_change(rebuilt, edited), "distance": reference.distances(edited)}
+                | {"pixels": rms_change(rebuilt, edited), "distance": reference.distances(edited)}
             )
     counts = resamples(len(seen), seed)
-    own_error = {"pixels": pixel_change(originals, rebuilt), "distance": reference.distances(rebuilt)}
+    own_error = {"pixels": rms_change(originals, rebuilt), "distance": reference.distances(rebuilt)}
     return {
         "kind": "manipulation",
         "method": model.method,
@@ -228,7 +196,7 @@ def check_directions(
     model: DecodingModel, classifier: AttributeClassifier, directions: Sequence[Direction]
 ) -> None:
     """InputError for a direction of another model, or of an attribute that the classifier was not trained on."""
-    digest = encoder_digest(model)
+    digest = code_space_hash(model)
     for direction in directions:
         classifier.index(direction.attribute)
         if direction.encoder != digest:
@@ -317,7 +285,8 @@ def interpolation_scores(
     A model of one subset borrows a balanced split. Per kind of x_t, with intervals by a bootstrap over pairs:
     transfer (G, A): share of the way from A to B that the attribute goes, as read;
     noise_alone (A,): the same by x_T alone, with no dim swapped (0 where x_T is kept);
-    concentration (A,): 1 where one group alone adds to noise_alone, 0 where all add alike, see `concentration`;
+    concentration (A,): 1 where one group alone adds to noise_alone, 0 where all add alike, see
+    `concentration_over_groups`;
     concentration_random: the mean over groupings of as many dims drawn at random (`seed`), decoded with the same
     masks; above_random: the difference of the two.
     """
@@ -328,10 +297,16 @@ def interpolation_scores(
     swaps = torch.cat([own, *(shuffled_dims(own, seed, i) for i in range(random_groupings))])  # (G + R G, D)
     swaps = torch.cat([torch.zeros_like(own[:1]), swaps])  # first, no dim moves
     pairs, readable = len(firsts), classifier.readable
-    with progress_bar("measuring swaps", pairs * (4 + len(x_t) * len(swaps)), shown=progress) as advance:
-        ends = Inverted.of(model, torch.cat([firsts, seconds]), sampling_steps, masked, advance)
-        read_a, read_b = np.split(classifier(ends.decode(ends.z, ends.x_T))[:, readable], 2)
-        reads = {kind: read_swaps(ends, classifier, swaps, kind)[:, :, readable] for kind in x_t}
+    both, one = (model.steps_of(count, sampling_steps) for count in (2 * pairs, pairs))
+    steps = 2 * both + len(x_t) * len(swaps) * one
+    with progress_bar("measuring swaps", steps, unit="steps", shown=progress) as advance:
+
+        def on_step(index: int, total: int, x: Tensor) -> None:
+            advance()
+
+        ends = Inverted.of(model, torch.cat([firsts, seconds]), sampling_steps, masked=masked, on_step=on_step)
+        read_a, read_b = np.split(classifier(ends.shown(ends.z, ends.x_T, on_step))[:, readable], 2)
+        reads = {kind: read_swaps(ends, classifier, swaps, kind, on_step)[:, :, readable] for kind in x_t}
     spread, counts = classifier.spread[readable], resamples(pairs, seed)
     shares = {kind: transfer_shares(read, read_a, read_b, spread) for kind, read in reads.items()}
     return {
@@ -355,11 +330,13 @@ def interpolation_scores(
     }
 
 
-def read_swaps(ends: Inverted, classifier: AttributeClassifier, swaps: Tensor, x_t: str) -> np.ndarray:
+def read_swaps(
+    ends: Inverted, classifier: AttributeClassifier, swaps: Tensor, x_t: str, on_step: OnStep
+) -> np.ndarray:
     """(S, N, A) reads of A with the dims of each row of swaps (S, D) of B; `ends`: N images A, then N B."""
     (z_a, z_b), (noise_a, noise_b) = ends.z.chunk(2), ends.x_T.chunk(2)
     noise = noise_a if x_t == "keep" else noise_b  # the end of the slerp
-    return np.stack([classifier(ends.decode(torch.where(moved, z_b, z_a), noise)) for moved in swaps])
+    return np.stack([classifier(ends.shown(torch.where(moved, z_b, z_a), noise, on_step)) for moved in swaps])
 
 
 def check_pairs(a: Tensor, b: Tensor, subsets: Sequence[str], x_t: Sequence[str], random_groupings: int) -> None:
@@ -402,6 +379,6 @@ def concentrations(transfer: np.ndarray, groups: int) -> dict[str, np.ndarray]:
     """
     added = transfer[:, 1:] - transfer[:, :1]
     tables = added.reshape(len(transfer), -1, groups, transfer.shape[-1])  # (B, 1 + R, G, A)
-    found = concentration(np.moveaxis(tables, 2, -1))  # (B, 1 + R, A)
+    found = concentration_over_groups(np.moveaxis(tables, 2, -1))  # (B, 1 + R, A)
     own, chance = found[:, 0], means(np.moveaxis(found[:, 1:], 1, -1))
     return {"concentration": own, "concentration_random": chance, "above_random": own - chance}

@@ -26,19 +26,12 @@ from diti.core.runs import command_line, versions, write_json
 from diti.data.predicted import predicted_columns
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
-from diti.diffusion.files import locate, may_keep
+from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS
-from diti.edit.directions import (
-    Direction,
-    check_along,
-    learn_direction,
-    save_direction,
-    saved_direction,
-    standardise,
-)
+from diti.edit.directions import Direction, check_along, find_or_learn_direction, standardise
 from diti.edit.interpolate import cut_of
 from diti.edit.manipulate import SCALE
-from diti.edit.select import DEFAULT_SELECTION, check_selection, compare_selections, fit_logistic
+from diti.edit.select import DEFAULT_SELECTION, check_selection, compare_selections, fit_linear
 from diti.measure.attribute_classifier import IMAGES, AttributeClassifier, train_classifier
 from diti.measure.counterfactual_pictures import save_pushes, save_swaps, save_ways
 from diti.measure.counterfactual_scores import DIFFERENT, SCORES, interpolation_scores, manipulation_scores
@@ -96,7 +89,7 @@ def measure_counterfactuals(source: str, data: str, out: Path, options: Counterf
     dims = checked_dims(model, options.dims)
     model.validate_sampling_steps(options.sampling_steps)
     classifier = train_classifier(dataset, images=options.classifier_images or IMAGES)
-    study = Study(source, model, dataset, classifier, dims, out, options)
+    study = EditStudy(source, model, dataset, classifier, dims, out, options)
     record = study.measure() | {"command": command_line(), "versions": versions()}
     write_json(out / "counterfactuals.json", record)  # last: it says that all is there
     print_record(record, out)
@@ -125,7 +118,7 @@ def checked_dims(model: DecodingModel, dims: int | None) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
+class EditStudy:
     """One model on one labelled dataset, seen through one classifier."""
 
     source: str
@@ -229,12 +222,10 @@ class Study:
         folder = locate(self.source)
         with progress_bar("directions", len(names), unit="attributes") as advance:
             for name in names:
-                wanted = (name, self.dims, self.options.selection, self.options.seed)
-                direction = saved_direction(self.model, folder, self.dataset, *wanted)
-                if direction is None:
-                    direction = learn_direction(self.model, self.dataset, *wanted, codes=self.codes)
-                    if may_keep(folder):
-                        save_direction(direction, folder)
+                direction, _ = find_or_learn_direction(
+                    self.model, folder, self.dataset, name, self.dims, self.options.selection, self.options.seed,
+                    codes=lambda: self.codes,
+                )  # fmt: skip
                 found.append(direction.following(self.options.along))
                 advance()
         return found
@@ -292,7 +283,7 @@ class Study:
             compared = compare_selections(
                 z_train, labels[train], z_valid, labels[valid], self.dims, self.options.seed
             )
-            whole = fit_logistic(z_train, labels[train]).scores(z_valid)
+            whole = fit_linear(z_train, labels[train], binary=True).scores(z_valid)
             found[d.attribute] = {row.method: row.ap for row in sorted(compared, key=lambda row: row.method)}
             found[d.attribute]["all dims"] = float(average_precision(whole[:, None], labels[valid][:, None])[0])
         methods = list(next(iter(found.values()), {}))

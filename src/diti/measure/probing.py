@@ -93,7 +93,7 @@ def probe_model(source: str, data: str, out: Path, options: ProbeOptions) -> dic
     """Probe a model on labelled data: prints tables, writes JSON with figures beside it, returns the record."""
     if out.suffix != ".json":
         raise InputError(f"--out {out} must end in .json; the figures are written beside it")
-    study = Study.of(source, data, out, options)
+    study = ProbeStudy.of(source, data, out, options)
     record = study.measure() | {"command": command_line(), "versions": versions()}
     write_json(out, record)
     print_probe(record)
@@ -102,7 +102,7 @@ def probe_model(source: str, data: str, out: Path, options: ProbeOptions) -> dic
 
 
 @dataclass(frozen=True)
-class Study:
+class ProbeStudy:
     """One model on one labelled dataset, its codes computed once."""
 
     source: str
@@ -115,7 +115,7 @@ class Study:
     pictures: list[Path] = field(default_factory=list)
 
     @classmethod
-    def of(cls, source: str, data: str, out: Path, options: ProbeOptions) -> Study:
+    def of(cls, source: str, data: str, out: Path, options: ProbeOptions) -> ProbeStudy:
         model = load_with_decoder(source) if options.reconstruct else load(source)
         dataset = open_data(data, model.size)
         labels = read_labels(dataset)

@@ -187,13 +187,14 @@ def tad(codes: np.ndarray, attributes: np.ndarray) -> Tad:
 
 
 def concentration(importance: np.ndarray) -> np.ndarray:
-    """1 - entropy of each row of (A, B), in units of log B, the row being scaled to sum 1; 0 for an empty row."""
-    if importance.shape[1] == 1:
-        return np.ones(len(importance))  # a single column has nothing to be spread over
-    total = importance.sum(1, keepdims=True)
-    shares = np.divide(importance, total, out=np.full(importance.shape, 1 / importance.shape[1]), where=total > 0)
+    """1 - entropy of each row of (..., B), in units of log B, each scaled to sum 1; 0 for an empty row."""
+    columns = importance.shape[-1]
+    if columns == 1:
+        return np.ones(importance.shape[:-1])  # a single column has nothing to be spread over
+    total = importance.sum(-1, keepdims=True)
+    shares = np.divide(importance, total, out=np.full(importance.shape, 1 / columns), where=total > 0)
     logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
-    return np.maximum(1 + (shares * logs).sum(1) / np.log(importance.shape[1]), 0.0)
+    return np.maximum(1 + (shares * logs).sum(-1) / np.log(columns), 0.0)
 
 
 def dci_disentanglement(importance: np.ndarray) -> float:

@@ -26,6 +26,7 @@ from diti.probe.scores import average_precision, mse
 CHUNK = 8192  # rows per float32 product; their sums are added up in float64
 TOLERANCE = 1e-5  # gradient norm in the metric of the preconditioner: the loss is then within 1e-10 of its minimum
 STALE = 2  # penalties in a row that help no attribute, after which weaker ones are not tried
+ONE_CLASS = 1e-12  # share of positives that stands for none: the fit is then constant, with finite log-odds
 NEWTON_STEPS, CG_STEPS, HALVINGS = 60, 60, 30
 PAPER_EPOCHS, PAPER_LR, PAPER_BATCH = 15, 1e-3, {True: 128, False: 64}  # binary (CelebA), continuous (LFW)
 RANK_TOLERANCE = 1e-10  # principal components below this share of the largest variance are numerically empty
@@ -120,7 +121,7 @@ def label_patterns(labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 @dataclass(frozen=True)
-class Moments:
+class RidgeMoments:
     """What ridge needs to know of n images; float64."""
 
     mean_x: Tensor  # (D,)
@@ -129,7 +130,7 @@ class Moments:
     cross: Tensor  # (D, A) mean (x - mean)(y - mean)
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor) -> Moments:
+    def of(cls, x: Tensor, y: Tensor) -> RidgeMoments:
         """Of x (n, D) and y (n, A) without missing values."""
         n, y = len(x), y.double()
         mean_x = sum((x[part].sum(0, dtype=torch.float64) for part in chunks(n)), torch.zeros(())) / n
@@ -157,7 +158,7 @@ def fit_ridge(x: Tensor, labels: np.ndarray, grid: np.ndarray) -> Path:
     for rows, columns in label_patterns(labels):
         whole = len(rows) == len(x)
         y = torch.from_numpy(labels[np.ix_(rows, columns)])
-        moments = Moments.of(x if whole else x[torch.from_numpy(rows)], y)
+        moments = RidgeMoments.of(x if whole else x[torch.from_numpy(rows)], y)
         values, vectors = torch.linalg.eigh(moments.cov)
         turned = vectors.T @ moments.cross
         for i, l2 in enumerate(grid):
@@ -208,7 +209,7 @@ def fit_logistic(
 ) -> Path:
     """Logistic regression of all attributes for every penalty of the grid, each started from the one before.
 
-    Every attribute needs a positive and a negative. `start` (D + 1, A) is a first guess, the bias last. `enough`
+    An attribute of one class gets weights of 0. `start` (D + 1, A) is a first guess, the bias last. `enough`
     sees each fit and may end the path: with many dims the weakest penalties take longest and help least.
     """
     basis = Basis.of(gram_matrix(x)) if basis is None else basis
@@ -248,7 +249,9 @@ class _Logistic:
     def constant_model(self) -> Tensor:
         """Weights 0, bias at the log-odds of the training images."""
         share = self.y.sum(0, dtype=torch.float64) / self.count
-        return torch.cat([torch.zeros(self.x.shape[1], len(share), dtype=torch.float64), torch.logit(share)[None]])
+        return torch.cat(
+            [torch.zeros(self.x.shape[1], len(share), dtype=torch.float64), torch.logit(share, ONE_CLASS)[None]]
+        )
 
     def logits(self, theta: Tensor) -> Tensor:
         """x·w + b (N, A), float32."""

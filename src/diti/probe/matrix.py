@@ -19,7 +19,7 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
-from diti.probe.fit import Basis, Moments, Standard, fit_logistic, gram_matrix, label_patterns
+from diti.probe.fit import Basis, RidgeMoments, Standard, fit_logistic, gram_matrix, label_patterns
 from diti.probe.scores import average_precision, chance_ap, pearson
 from diti.probe.task import LeftOut, Splits, Task, checked_task
 
@@ -197,7 +197,7 @@ class _Reader:
     scored: Tensor  # (M, D) standardised images to score
     truth: np.ndarray  # (M, A)
     gram: Tensor  # (D, D)
-    moments: list[tuple[np.ndarray, Moments]]  # continuous attributes: columns, and what ridge needs
+    moments: list[tuple[np.ndarray, RidgeMoments]]  # continuous attributes: columns, and what ridge needs
     l2: float
     protocol: str
 
@@ -293,12 +293,12 @@ class _Reader:
         return found
 
 
-def _moments(x: Tensor, y: np.ndarray, columns: np.ndarray) -> list[tuple[np.ndarray, Moments]]:
+def _moments(x: Tensor, y: np.ndarray, columns: np.ndarray) -> list[tuple[np.ndarray, RidgeMoments]]:
     """Moments of the continuous attributes, grouped by which images have their label."""
     found = []
     for rows, places in label_patterns(y[:, columns]) if len(columns) else ():
         part = x if len(rows) == len(x) else x[torch.from_numpy(rows)]
-        found.append((columns[places], Moments.of(part, torch.from_numpy(y[np.ix_(rows, columns[places])]))))
+        found.append((columns[places], RidgeMoments.of(part, torch.from_numpy(y[np.ix_(rows, columns[places])]))))
     return found
 
 

@@ -122,7 +122,7 @@ def build_tables(groups: list[Group], baselines: Sequence[dict[str, Any]], paper
         tables.cost_table(groups),
         tables.provenance_table([run for group in groups for run in group.runs]),
     ]
-    if len({cut_of(group.runs[0]) for group in groups if group.runs[0].config.method == "diti"}) > 1:
+    if len({varied_in_table2(group.runs[0]) for group in groups if group.runs[0].config.method == "diti"}) > 1:
         found.append(tables.table2(groups, paper))
     return {table.key: table for table in found if table.rows}
 
@@ -133,7 +133,7 @@ def baselines_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return next((probe["baselines"] for probe in probes if "baselines" in probe), [])
 
 
-def cut_of(run: Run) -> tuple[int, str, bool]:
+def varied_in_table2(run: Run) -> tuple[int, str, bool]:
     """What table 2 varies."""
     return run.config.subsets, run.config.partition, run.config.detach
 

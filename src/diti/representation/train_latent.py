@@ -26,7 +26,7 @@ from diti.representation.networks.latent import (
     Latent,
     LatentShape,
     default_shape,
-    encoder_hash,
+    encoder_file_hash,
     new_latent,
 )
 
@@ -95,7 +95,7 @@ def fit_latent(
         raise InputError(f"{model_folder} is not a folder; a latent is written into a model folder on this disk")
     model = load_with_decoder(folder)
     dataset = open_data(data, model.size)
-    shape = default_shape(model.dims, encoder_hash(folder))
+    shape = default_shape(model.dims, encoder_file_hash(folder))
     config = latent_config(data, shape, codes_seen, seed)
     run = start_run(folder, config, {"data_name": dataset.name, "data_hash": dataset.hash})
     latent = new_latent(shape, model.mean, model.std, seed)

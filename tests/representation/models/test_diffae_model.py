@@ -11,6 +11,7 @@ from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
 from diti.representation.models.diffae import DiffAE
+from diti.representation.models.guidance import Guidance
 from diti.representation.partition import Partition
 
 FACES = to_float(toyfaces.render(toyfaces.sample(4, seed=2), 16))  # (4, 3, 16, 16)
@@ -26,9 +27,9 @@ def test_the_field_is_the_networks_noise_with_z(small):
     with torch.no_grad():
         expected = small.decoder.eps(FACES, t, z)
         assert torch.equal(small.guided_eps(z)(FACES, t), expected)
-        assert torch.equal(small.guided_eps(z, masked=False)(FACES, t), expected)
-    with pytest.raises(InputError, match=r"diffae model has no prediction without z; use stop_guidance 0"):
-        small.guided_eps(z, stop_below=100)
+        assert torch.equal(small.guided_eps(z, Guidance(masked=False))(FACES, t), expected)
+    with pytest.raises(InputError, match=r"stop_below is 100.* a diffae model has none; use 0"):
+        small.guided_eps(z, Guidance(stop_below=100))
 
 
 def test_saved_and_loaded_it_decodes_the_same(small, tmp_path):

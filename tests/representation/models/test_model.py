@@ -9,6 +9,7 @@ import diti
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
+from diti.representation.models.guidance import Guidance
 from diti.representation.models.loading import load
 from diti.representation.models.model import EncodeOnly, code_statistics
 from diti.representation.networks.linear import LinearPart
@@ -105,10 +106,10 @@ def test_the_guided_field_follows_its_definition(model):
         abar = np.cumprod(1 - betas)
         w = np.sqrt(1 - betas[600]) * (1 - abar[599]) / np.sqrt(1 - abar[600])
         assert torch.allclose(model.guided_eps(z)(x, t), eps_theta - w * g, atol=1e-5)
-        authors = model.guided_eps(z, guidance="authors")(x, t)
+        authors = model.guided_eps(z, Guidance(weight="authors"))(x, t)
         assert torch.allclose(authors, eps_theta - np.sqrt(1 - abar[600]) * g, atol=1e-5)
         whole = model.decoder(x, t, z).g
-        assert torch.allclose(model.guided_eps(z, masked=False)(x, t), eps_theta - w * whole, atol=1e-5)
+        assert torch.allclose(model.guided_eps(z, Guidance(masked=False))(x, t), eps_theta - w * whole, atol=1e-5)
         assert not torch.allclose(whole, g)
 
 

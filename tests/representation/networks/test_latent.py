@@ -15,7 +15,7 @@ from diti.diffusion.schedule import Schedule, gather
 from diti.representation.networks.latent import (
     LatentShape,
     default_shape,
-    encoder_hash,
+    encoder_file_hash,
     load_latent,
     new_latent,
 )
@@ -160,7 +160,7 @@ def test_fit_latent_leaves_a_latent_with_its_facts(folder, model):
     assert {f"{name}{kind}" for name in names for kind in ("", "_gaussian", "_real")} < facts.keys()
     assert facts["codes_seen"] == 512 and np.isfinite(list(facts.values())).all()
     latent = load_latent(folder)
-    assert latent.shape == default_shape(12, encoder_hash(folder)) and latent.shape.width == 48
+    assert latent.shape == default_shape(12, encoder_file_hash(folder)) and latent.shape.width == 48
     assert torch.equal(latent.mean, model.mean) and not latent.training
     assert torch.equal(latent.sample(3, 1), load_latent(folder).sample(3, 1))
     assert fit_latent(folder, "toyfaces:60", codes_seen=512) == facts, "a finished run is measured again"
@@ -168,7 +168,7 @@ def test_fit_latent_leaves_a_latent_with_its_facts(folder, model):
 
 def test_the_scale_of_z_comes_back(model, tmp_path):
     model.save(tmp_path)
-    shape = LatentShape(dims=3, width=8, layers=1, encoder=encoder_hash(tmp_path))
+    shape = LatentShape(dims=3, width=8, layers=1, encoder=encoder_file_hash(tmp_path))
     mean, std = torch.tensor([1.0, -5.0, 100.0]), torch.tensor([0.1, 2.0, 30.0])
     latent = new_latent(shape, mean, std, seed=0)
     torch.nn.init.normal_(latent.last.bias, generator=torch_generator(0, "bias"))

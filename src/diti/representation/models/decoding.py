@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -17,11 +17,13 @@ from diti.core.errors import InputError
 from diti.core.rng import torch_generator
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
+from diti.representation.models.guidance import Guidance, Weight
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.model import Model
 
 if TYPE_CHECKING:
     from diti.edit.directions import Direction
+    from diti.representation.partition import Partition
 
 PIXELS_AT_ONCE = 2**17  # decoded in one batch: 128 images of 32 px, 32 of 64 px
 
@@ -35,29 +37,23 @@ class DecodingModel(Model, ABC):
         """Of the noise of one image."""
 
     @abstractmethod
-    def decode(
+    def _decode(
         self,
         z: Tensor,
         noise: Tensor,
-        sampling_steps: int = SAMPLING_STEPS,
+        sampling_steps: int,
+        how: Guidance,
         *,
-        clamp: bool = True,
-        on_step: OnStep | None = None,
-        **field: Any,
+        clamp: bool,
+        on_step: OnStep | None,
     ) -> Tensor:
-        """(N, 3, H, W) images from codes (N, D) and noise (N, *noise_shape), in parts that fit in memory."""
+        """What `decode` does; of `how` it refuses what matters and cannot be had."""
 
     @abstractmethod
-    def infer_noise(
-        self,
-        images: Images,
-        z: Tensor | None = None,
-        sampling_steps: int = SAMPLING_STEPS,
-        *,
-        on_step: OnStep | None = None,
-        **field: Any,
+    def _infer_noise(
+        self, pixels: Tensor, z: Tensor | None, sampling_steps: int, how: Guidance, *, on_step: OnStep | None
     ) -> Tensor:
-        """Noise (N, *noise_shape) from which z gives these images back; z is encoded from them unless given."""
+        """What `infer_noise` does, for pixels (N, 3, H, W)."""
 
     @abstractmethod
     def validate_sampling_steps(self, sampling_steps: int) -> None:
@@ -82,27 +78,80 @@ class DecodingModel(Model, ABC):
         drawn = (torch_generator(seed, purpose, index) for index in range(count))
         return torch.stack([torch.randn(self.noise_shape, generator=generator) for generator in drawn])
 
+    @torch.no_grad()
+    def decode(
+        self,
+        z: Tensor,
+        noise: Tensor,
+        sampling_steps: int = SAMPLING_STEPS,
+        *,
+        clamp: bool = True,
+        masked: bool = True,
+        guidance: Weight = "trained",
+        stop_below: int = 0,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
+        """(N, 3, H, W) images from codes (N, D) and noise (N, *noise_shape), in parts that fit in memory.
+
+        clamp keeps each step's x0 in [-1, 1]: right for random noise, while noise that was inferred without it
+        comes back exactly only without it. masked, guidance and stop_below: see `Guidance`.
+        """
+        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
+        return self._decode(z, noise, sampling_steps, how, clamp=clamp, on_step=on_step)
+
+    @torch.no_grad()
+    def infer_noise(
+        self,
+        images: Images,
+        z: Tensor | None = None,
+        sampling_steps: int = SAMPLING_STEPS,
+        *,
+        masked: bool = True,
+        guidance: Weight = "trained",
+        stop_below: int = 0,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
+        """Noise (N, *noise_shape) from which z gives these images back; z is encoded from them unless given."""
+        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
+        return self._infer_noise(as_batch(images, self.size), z, sampling_steps, how, on_step=on_step)
+
+    @torch.no_grad()
     def reconstruct(
         self,
         images: Images,
         noise: Literal["inferred", "random"] = "inferred",
         sampling_steps: int = SAMPLING_STEPS,
         seed: int = 0,
-        **field: Any,
+        *,
+        masked: bool = True,
+        guidance: Weight = "trained",
+        stop_below: int = 0,
     ) -> Tensor:
         """Images from their own z, with the noise inferred from them or drawn anew."""
         if noise not in ("inferred", "random"):
             raise InputError(f"noise is {noise!r}; allowed: inferred, random")
+        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
         pixels = as_batch(images, self.size)
         z = self.encode(pixels)
         if noise == "inferred":
-            start = self.infer_noise(pixels, z, sampling_steps, **field)
+            start = self._infer_noise(pixels, z, sampling_steps, how, on_step=None)
         else:
             start = self.new_noise(len(pixels), seed, "reconstruct")
-        return self.decode(z, start, sampling_steps, clamp=noise == "random", **field)
+        return self._decode(z, start, sampling_steps, how, clamp=noise == "random", on_step=None)
 
     def interpolate(
-        self, first: Images, second: Images, subset: str = "all", scale: float = 0.5, **options: Any
+        self,
+        first: Images,
+        second: Images,
+        subset: str = "all",
+        scale: float = 0.5,
+        *,
+        x_t: str = "slerp",
+        masked: bool = True,
+        partition: Partition | None = None,
+        sampling_steps: int = SAMPLING_STEPS,
+        seed: int = 0,
+        progress: bool = False,
     ) -> Tensor:
         """(1, 3, H, W): the first image with a subset of z moved towards the second's. Algorithm 2.
 
@@ -110,16 +159,48 @@ class DecodingModel(Model, ABC):
         """
         from diti.edit.interpolate import interpolate
 
-        return interpolate(self, first, second, [subset], [scale], directions=("a_to_b",), **options).images
+        return interpolate(
+            self,
+            first,
+            second,
+            [subset],
+            [scale],
+            directions=("a_to_b",),
+            x_t=x_t,
+            masked=masked,
+            partition=partition,
+            sampling_steps=sampling_steps,
+            seed=seed,
+            progress=progress,
+        ).images
 
-    def manipulate(self, images: Images, direction: Direction, scale: float = 0.3, **options: Any) -> Tensor:
+    def manipulate(
+        self,
+        images: Images,
+        direction: Direction,
+        scale: float = 0.3,
+        *,
+        masked: bool = True,
+        stop_guidance: float = 0.0,
+        sampling_steps: int = SAMPLING_STEPS,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
         """(N, 3, H, W): the images moved by `scale` along an attribute's direction. Algorithm 3.
 
         Directions come from `diti.edit.directions.learn_direction`.
         """
         from diti.edit.manipulate import manipulate
 
-        return manipulate(self, images, direction, [scale], **options).images[0]
+        return manipulate(
+            self,
+            images,
+            direction,
+            [scale],
+            masked=masked,
+            stop_guidance=stop_guidance,
+            sampling_steps=sampling_steps,
+            on_step=on_step,
+        ).images[0]
 
 
 def in_parts(at_once: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

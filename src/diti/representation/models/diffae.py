@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from diti.core.errors import InputError
 from diti.diffusion.sampler import EpsFn
 from diti.diffusion.schedule import Schedule
 from diti.representation.models.diffusion import DiffusionModel
+from diti.representation.models.guidance import AS_TRAINED, Guidance
 from diti.representation.models.model import COMMON_PARTS, read_common, require_dims, require_parts
 from diti.representation.networks.conditioned import ConditionedUNet, load_conditioned
 from diti.representation.networks.encoder import Encoder
@@ -38,13 +38,9 @@ class DiffAE(DiffusionModel):
     def schedule(self) -> Schedule:
         return self.decoder.schedule
 
-    def guided_eps(self, z: Tensor, *, masked: bool = True, stop_below: int = 0, **field: Any) -> EpsFn:
-        """ε_θ(x, t, z). masked: without effect, z being one subset. stop_below: 0, it never goes without z."""
-        if stop_below > 0:
-            raise InputError(
-                f"stop_guidance leaves z out below t = {stop_below}, and the network of a {self.method} model has "
-                "no prediction without z; use stop_guidance 0"
-            )
+    def guided_eps(self, z: Tensor, how: Guidance = AS_TRAINED) -> EpsFn:
+        """ε_θ(x, t, z), never without z. `how.masked` is without effect, z being one subset."""
+        how.check_without_frozen_model(self.method)
         z = z.to(self.device)
         return lambda x, t: self.decoder.eps(x, t, z)
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import EpsFn, OnStep, dpm_solver_2m, timesteps
 from diti.diffusion.schedule import Schedule, gather, guidance_authors, w_eps
 from diti.representation.models.decoding import DecodingModel, in_parts
-from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.guidance import AS_TRAINED, Guidance
 from diti.representation.models.model import COMMON_PARTS, inference, read_common, require_dims, require_parts
 from diti.representation.networks.encoder import Encoder
 from diti.representation.networks.shift import ShiftDecoder, load_decoder
@@ -36,7 +35,7 @@ class DiffusionModel(DecodingModel):
         """Of the noise."""
 
     @abstractmethod
-    def guided_eps(self, *given: Any, **field: Any) -> EpsFn:
+    def guided_eps(self, z: Tensor, how: Guidance = AS_TRAINED) -> EpsFn:
         """ε(x, t) for the codes (N, D): the field that sampling and inversion follow."""
 
     @property
@@ -52,47 +51,32 @@ class DiffusionModel(DecodingModel):
         """InputError for a number of steps that the schedule does not have."""
         timesteps(self.schedule, sampling_steps)
 
-    @torch.no_grad()
-    def decode(
+    def _decode(
         self,
         z: Tensor,
         noise: Tensor,
-        sampling_steps: int = SAMPLING_STEPS,
+        sampling_steps: int,
+        how: Guidance,
         *,
-        clamp: bool = True,
-        on_step: OnStep | None = None,
-        **field: Any,
+        clamp: bool,
+        on_step: OnStep | None,
     ) -> Tensor:
-        """(N, 3, H, W) images from codes (N, D) and x_T (N, 3, H, W). `field`: see `guided_eps`.
+        return self._walk(z, noise, timesteps(self.schedule, sampling_steps), how, clamp, on_step)
 
-        clamp keeps each step's x0 in [-1, 1]: right for random noise, while noise that was inferred without it
-        comes back exactly only without it.
-        """
-        return self._walk(z, noise, timesteps(self.schedule, sampling_steps), clamp, on_step, **field)
-
-    @torch.no_grad()
-    def infer_noise(
-        self,
-        images: Images,
-        z: Tensor | None = None,
-        sampling_steps: int = SAMPLING_STEPS,
-        *,
-        on_step: OnStep | None = None,
-        **field: Any,
+    def _infer_noise(
+        self, pixels: Tensor, z: Tensor | None, sampling_steps: int, how: Guidance, *, on_step: OnStep | None
     ) -> Tensor:
-        """x_T (N, 3, H, W) from which z gives these images back; z is encoded from them unless given."""
-        pixels = as_batch(images, self.size)
         z = self.encode(pixels) if z is None else z
-        return self._walk(z, pixels, timesteps(self.schedule, sampling_steps)[::-1], False, on_step, **field)
+        return self._walk(z, pixels, timesteps(self.schedule, sampling_steps)[::-1], how, False, on_step)
 
     def _walk(
-        self, z: Tensor, x: Tensor, steps: list[int], clamp: bool, on_step: OnStep | None, **field: Any
+        self, z: Tensor, x: Tensor, steps: list[int], how: Guidance, clamp: bool, on_step: OnStep | None
     ) -> Tensor:
         """x (N, 3, H, W) taken along the steps: down decodes, up inverts."""
         parts = []
         with inference(self.decoder):
             for codes, start in in_parts(self.at_once, z, x):
-                eps = self.guided_eps(codes, **field)
+                eps = self.guided_eps(codes, how)
                 parts.append(
                     dpm_solver_2m(
                         eps, start.to(self.device), steps, self.schedule, clamp=clamp, on_step=on_step
@@ -120,26 +104,18 @@ class DiTi(DiffusionModel):
     def schedule(self) -> Schedule:
         return self.backbone.schedule
 
-    def guided_eps(
-        self,
-        z: Tensor,
-        *,
-        masked: bool = True,
-        guidance: Literal["trained", "authors"] = "trained",
-        stop_below: int = 0,
-    ) -> EpsFn:
+    def guided_eps(self, z: Tensor, how: Guidance = AS_TRAINED) -> EpsFn:
         """ε(x, t) = ε_θ - w_t g(z_t, t, x), and the decoder's linear part where it has one.
 
-        masked: z is masked by the subset of the current t, as in training. guidance: w_t as in training, or the
-        authors' sampler's √(1 - ᾱ_t); they differ at the lowest t only. stop_below: ε_θ alone at t below it.
+        The two weights w_t of `how` differ at the lowest t only.
         """
-        table = {"trained": w_eps, "authors": guidance_authors}[guidance](self.schedule)
+        table = {"trained": w_eps, "authors": guidance_authors}[how.weight](self.schedule)
         z = z.to(self.device)
 
         def eps(x: Tensor, t: Tensor) -> Tensor:
-            if int(t[0]) < stop_below:  # a batch shares one t
+            if int(t[0]) < how.stop_below:  # a batch shares one t
                 return self.backbone.eps(x, t)
-            return self.decoder(x, t, self.partition.mask(z, t) if masked else z).eps(gather(table, t, x))
+            return self.decoder(x, t, self.partition.mask(z, t) if how.masked else z).eps(gather(table, t, x))
 
         return eps
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from diti.core.rng import torch_generator
 from diti.diffusion.files import load_strictly
-from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
 from diti.representation.models.decoding import DecodingModel, in_parts
-from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.guidance import Guidance
 from diti.representation.models.model import COMMON_PARTS, inference, read_common, require_dims, require_parts
 from diti.representation.networks.adversarial import generator_from_description
 from diti.representation.networks.encoder import Encoder
@@ -38,7 +37,10 @@ class Prior:
 
 @dataclass(eq=False, repr=False)
 class DirectModel(DecodingModel):
-    """Encoder, one-step decoder, and the statistics of z, whose prior is the standard normal."""
+    """Encoder, one-step decoder, and the statistics of z, whose prior is the standard normal.
+
+    `sampling_steps`, `clamp` and `masked` mean nothing to a decoder without time-steps: any value gives the same.
+    """
 
     encoder: Encoder
     decoder: OneStepDecoder
@@ -63,18 +65,17 @@ class DirectModel(DecodingModel):
         """Once for each batch."""
         return super().steps_of(count, sampling_steps=1)
 
-    @torch.no_grad()
-    def decode(
+    def _decode(
         self,
         z: Tensor,
         noise: Tensor,
-        sampling_steps: int = SAMPLING_STEPS,
+        sampling_steps: int,
+        how: Guidance,
         *,
-        clamp: bool = True,
-        on_step: OnStep | None = None,
-        **field: Any,
+        clamp: bool,
+        on_step: OnStep | None,
     ) -> Tensor:
-        """(N, 3, H, W) images from codes (N, D) and noise (N, noise_dims)."""
+        how.check_without_frozen_model(self.method)
         images = []
         with inference(self.decoder):
             for code, rest in in_parts(self.at_once, z, noise):
@@ -83,17 +84,11 @@ class DirectModel(DecodingModel):
                     on_step(len(images) - 1, self.steps_of(len(z), sampling_steps), images[-1])
         return torch.cat(images)
 
-    def infer_noise(
-        self,
-        images: Images,
-        z: Tensor | None = None,
-        sampling_steps: int = SAMPLING_STEPS,
-        *,
-        on_step: OnStep | None = None,
-        **field: Any,
+    def _infer_noise(
+        self, pixels: Tensor, z: Tensor | None, sampling_steps: int, how: Guidance, *, on_step: OnStep | None
     ) -> Tensor:
         """Zeros (N, noise_dims), the likeliest noise: what these images say is in z."""
-        pixels = as_batch(images, self.size)
+        how.check_without_frozen_model(self.method)
         for index, part in enumerate(pixels.split(self.at_once)):
             if on_step is not None:
                 on_step(index, self.steps_of(len(pixels), sampling_steps), part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,10 +14,16 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.runs import atomic_path, read_json, write_json
 from diti.diffusion.backbone import Backbone
+from diti.diffusion.generate import SAMPLING_STEPS
+from diti.diffusion.sampler import OnStep
 from diti.representation.methods.registry import decoding_methods
+from diti.representation.models.guidance import Weight
 from diti.representation.models.inputs import Images, as_batch, as_features
 from diti.representation.networks.encoder import Encoder, load_encoder
 from diti.representation.partition import Partition
+
+if TYPE_CHECKING:
+    from diti.edit.directions import Direction
 
 BATCH = 256  # images encoded at once
 COMMON_PARTS = ("encoder", "partition.json", "stats.safetensors", "model.json")
@@ -100,19 +106,75 @@ class Model:
         """The frozen diffusion model, of a model that decodes with it."""
         raise InputError(f"a {self.method} model has no frozen diffusion model; this needs diti or pdae")
 
-    def decode(self, *given: Any, **options: Any) -> Tensor:
+    # ---- What a model with a decoder can do; see `DecodingModel` ----
+
+    def decode(
+        self,
+        z: Tensor,
+        noise: Tensor,
+        sampling_steps: int = SAMPLING_STEPS,
+        *,
+        clamp: bool = True,
+        masked: bool = True,
+        guidance: Weight = "trained",
+        stop_below: int = 0,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
         self.refuse_to_decode()
 
-    def infer_noise(self, *given: Any, **options: Any) -> Tensor:
+    def infer_noise(
+        self,
+        images: Images,
+        z: Tensor | None = None,
+        sampling_steps: int = SAMPLING_STEPS,
+        *,
+        masked: bool = True,
+        guidance: Weight = "trained",
+        stop_below: int = 0,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
         self.refuse_to_decode()
 
-    def reconstruct(self, *given: Any, **options: Any) -> Tensor:
+    def reconstruct(
+        self,
+        images: Images,
+        noise: Literal["inferred", "random"] = "inferred",
+        sampling_steps: int = SAMPLING_STEPS,
+        seed: int = 0,
+        *,
+        masked: bool = True,
+        guidance: Weight = "trained",
+        stop_below: int = 0,
+    ) -> Tensor:
         self.refuse_to_decode()
 
-    def interpolate(self, *given: Any, **options: Any) -> Tensor:
+    def interpolate(
+        self,
+        first: Images,
+        second: Images,
+        subset: str = "all",
+        scale: float = 0.5,
+        *,
+        x_t: str = "slerp",
+        masked: bool = True,
+        partition: Partition | None = None,
+        sampling_steps: int = SAMPLING_STEPS,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> Tensor:
         self.refuse_to_decode()
 
-    def manipulate(self, *given: Any, **options: Any) -> Tensor:
+    def manipulate(
+        self,
+        images: Images,
+        direction: Direction,
+        scale: float = 0.3,
+        *,
+        masked: bool = True,
+        stop_guidance: float = 0.0,
+        sampling_steps: int = SAMPLING_STEPS,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
         self.refuse_to_decode()
 
     def refuse_to_decode(self) -> NoReturn:

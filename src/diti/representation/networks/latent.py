@@ -130,7 +130,7 @@ def new_latent(shape: LatentShape, mean: Tensor, std: Tensor, seed: int) -> Late
         return Latent(shape, mean, std)
 
 
-def encoder_hash(model_folder: Path) -> str:
+def encoder_file_hash(model_folder: Path) -> str:
     """Tells whether a latent was made for the codes of this model's encoder."""
     return sha256_file(model_folder / "encoder" / WEIGHTS)
 
@@ -148,7 +148,7 @@ def load_latent(model_folder: str | Path) -> Latent:
     if wrong := sorted(names ^ settings.keys()):
         raise InputError(f"{source} must hold {', '.join(sorted(names))} and no more; check {', '.join(wrong)}")
     shape = from_mapping(LatentShape(), settings, source)
-    if shape.encoder != encoder_hash(model_folder):
+    if shape.encoder != encoder_file_hash(model_folder):
         raise InputError(f"{folder} was made for another encoder than this model's; remove it and {remedy}")
     latent = new_latent(shape, torch.zeros(shape.dims), torch.ones(shape.dims), seed=0)
     load_strictly(latent, state, str(folder))

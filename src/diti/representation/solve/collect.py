@@ -33,7 +33,7 @@ MOST_IMAGES = 60_000
 SECONDS_BETWEEN_STATES = 30.0
 NORM_BOUND = 1e8  # of a mean squared pixel: a frozen model that is off by more is broken
 
-Score = Callable[[Sums], float]  # share of the validation loss that a solution from these sums removes
+LossRemoved = Callable[[Sums], float]  # share of the validation loss that a solution from these sums removes
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ def _rounded(images: float) -> int:
 def collect(
     job: Pass,
     walk: Walk,
-    score: Score,
+    score: LossRemoved,
     *,
     regressors: int,
     images: int | None,
