@@ -147,7 +147,7 @@ def order(model: DiTi) -> float:
     for name in pairs.counts:
         x0, y0 = pairs.load(name)
         changes.append(pixel_change(x0, y0).mean().item())
-        shares = movement_shares(model.encode(x0), model.encode(y0), model.std, model.partition)
+        shares = movement_shares(model.encode(x0), model.encode(y0), model.statistics()[1], model.partition)
         positions.append(mean_position(shares, model.partition))
     return spearman(changes, positions)
 

@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import pytest
+from parity import write_large_layout
 from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -30,6 +31,16 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the folder of real data (../shared) is not here")
     return SHARED
+
+
+@pytest.fixture(scope="session", params=["small", "large"])
+def parity(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The authors' numbers: those that the repository holds, and all of them where they lie beside it."""
+    if request.param == "small":
+        return write_large_layout(tmp_path_factory.mktemp("parity"))
+    if not (SHARED / "parity").is_dir():
+        pytest.skip("the large fixture of the authors' numbers (../shared/parity) is not here")
+    return SHARED / "parity"
 
 
 @pytest.fixture

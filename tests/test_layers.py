@@ -1,8 +1,10 @@
 """Who may import whom: core, data, diffusion, representation; then probe, edit, theory; measure; report; verbs."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,32 @@ def imports(path: Path) -> set[str]:
 def is_module(name: str) -> bool:
     path = PACKAGE.parent.joinpath(*name.split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+DISTRIBUTIONS = {  # whose name is not the module's
+    "PIL": "pillow",
+    "huggingface_hub": "huggingface-hub",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+
+
+def test_what_is_imported_is_declared():
+    """Outside of the extra for developers: users do not install that one."""
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(need for name in extras if name != "dev" for need in extras[name])]
+    declared = {re.split(r"[<>=\[]", need)[0] for need in wanted}
+    imported = {
+        name.split(".")[0]
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+    } - {"diti", *sys.stdlib_module_names}
+    names = {DISTRIBUTIONS.get(name, name) for name in imported}
+    assert names <= declared, "imported but not declared in pyproject.toml"
+    assert declared - names <= {"tensorboard", "onnxscript"}, "declared for code that is not there"
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from diti.core.errors import InputError
+from diti.core.machine import available_cores
 from diti.data.prepare import prepare
 from diti.data.prepared import open_dataset
 from diti.data.source import ReadOptions
@@ -26,7 +27,8 @@ def source(location: object, **options: object):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
+    """The bytes of all files, but for the times at which they were written."""
+    return {p.name: re.sub(rb'"mtime_ns": \d+', b"", p.read_bytes()) for p in folder.iterdir()}
 
 
 def test_prepared_folder_holds_pixels_table_and_description(image_folder, tmp_path):
@@ -102,6 +104,18 @@ def test_kill_in_the_middle_then_the_same_command_gives_the_same_bytes(tmp_path,
     for name in ("killed", "clean"):
         assert diti("prepare", *words, "--out", tmp_path / name).returncode == 0
     assert contents(tmp_path / "killed") == contents(tmp_path / "clean")
+
+
+def test_systems_that_reserve_no_space_and_tell_no_cores(tmp_path, monkeypatch):
+    """macOS has neither call: the same bytes, by as many workers as there are cores."""
+    expected = contents(prepare(source("toyfaces:300", size=16), tmp_path / "linux", 16).path)
+    monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert available_cores() == 2
+    assert contents(prepare(source("toyfaces:300", size=16), tmp_path / "macos", 16).path) == expected
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert available_cores() == 1
 
 
 def test_a_second_writer_waits_for_the_first(tmp_path, diti):

@@ -1,14 +1,25 @@
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
 import numpy as np
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import tiny_model
 
 from diti.core.errors import InputError
+from diti.core.runs import sha256_file
+from diti.data import contents
 from diti.data.prepare import prepare
 from diti.data.prepared import Stream, open_dataset
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.data.split import hash_splits, split_by_hash
+from diti.representation.features import encoder_codes
 
 
 @pytest.fixture
@@ -48,6 +59,93 @@ def test_damaged_folders_are_named(dataset, name):
     (dataset.path / name).unlink()
     with pytest.raises(InputError, match=name):
         open_dataset(dataset.path)
+
+
+# ---- Files that are not as they were written ----------------------------------------------------------------
+
+
+@pytest.fixture
+def files_read(monkeypatch):
+    """Names of the files whose contents are read, as it happens."""
+    read = []
+    monkeypatch.setattr(contents, "sha256_file", lambda path: read.append(path.name) or sha256_file(path))
+    return read
+
+
+def without_first_attribute(dataset):
+    pyarrow.parquet.write_table(dataset.table.drop_columns(dataset.attributes[:1]), dataset.path / "table.parquet")
+
+
+def change_a_pixel(dataset):
+    pixels = np.load(dataset.path / "images.npy")
+    pixels[7, 3, 3, 0] ^= 1
+    np.save(dataset.path / "images.npy", pixels)
+
+
+def test_an_edited_table_goes_under_a_hash_of_its_own(dataset):
+    without_first_attribute(dataset)
+    edited = open_dataset(dataset.path)
+    both = sha256_file(dataset.path / "images.npy") + sha256_file(dataset.path / "table.parquet")
+    assert edited.hash == hashlib.sha256(both.encode()).hexdigest() != dataset.hash
+    pyarrow.parquet.write_table(dataset.table, dataset.path / "table.parquet")
+    assert open_dataset(dataset.path).hash == dataset.hash, "as it was before"
+
+
+def test_edited_pixels_are_refused(dataset):
+    change_a_pixel(dataset)
+    with pytest.raises(InputError, match=r"images\.npy was changed or damaged .*; run diti prepare again"):
+        open_dataset(dataset.path)
+
+
+def test_codes_of_other_images_are_not_served(dataset):
+    """A folder of an earlier version does not know what its files held, and is opened; its hash must be true."""
+    encoder = tiny_model().encoder
+    before = encoder_codes(encoder, dataset)
+    of_an_earlier_version(dataset.path)
+    np.save(dataset.path / "images.npy", np.load(dataset.path / "images.npy")[::-1])
+    assert np.allclose(encoder_codes(encoder, open_dataset(dataset.path)), before[::-1], atol=1e-5)
+
+
+def test_an_unchanged_folder_is_not_read(dataset, files_read):
+    assert open_dataset(dataset.path).hash == dataset.hash and files_read == []
+
+
+def test_a_copied_folder_is_read_once(dataset, tmp_path, files_read):
+    shutil.copytree(dataset.path, tmp_path / "copy", copy_function=shutil.copyfile)
+    description = (tmp_path / "copy" / "dataset.json").read_bytes()
+    for _ in range(2):
+        assert open_dataset(tmp_path / "copy").hash == dataset.hash
+        assert files_read == ["images.npy", "table.parquet"]
+    assert (tmp_path / "copy" / "dataset.json").read_bytes() == description, "others' folders stay as they are"
+    change_a_pixel(open_dataset(tmp_path / "copy"))
+    with pytest.raises(InputError, match="was changed or damaged"):
+        open_dataset(tmp_path / "copy")
+
+
+def test_a_copy_opens_where_the_cache_cannot_be_used(dataset, tmp_path, monkeypatch):
+    shutil.copytree(dataset.path, tmp_path / "copy", copy_function=shutil.copyfile)
+    open_dataset(tmp_path / "copy")
+    (note,) = (Path(os.environ["DITI_CACHE"]) / "contents").iterdir()
+    note.write_text("torn")
+    assert open_dataset(tmp_path / "copy").hash == dataset.hash
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DITI_CACHE", str(tmp_path / "file"))
+    assert open_dataset(tmp_path / "copy").hash == dataset.hash
+
+
+def of_an_earlier_version(folder):
+    info = json.loads((folder / "dataset.json").read_text())
+    del info["files"]
+    (folder / "dataset.json").write_text(json.dumps(info))
+
+
+def test_a_folder_of_an_earlier_version_is_read_once(dataset, files_read):
+    of_an_earlier_version(dataset.path)
+    for _ in range(2):
+        assert open_dataset(dataset.path).hash == dataset.hash
+        assert files_read == ["images.npy", "table.parquet"]
+    change_a_pixel(dataset)
+    assert open_dataset(dataset.path).hash != dataset.hash, "what it held before is not known: no refusal"
 
 
 @settings(deadline=None, max_examples=60)

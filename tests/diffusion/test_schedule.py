@@ -16,8 +16,6 @@ from diti.core.errors import InputError
 from diti.diffusion import schedule as sc
 from diti.diffusion.schedule import Schedule, gather
 
-PARITY = Path(__file__).resolve().parents[2] / "../shared/parity/pdae_tiny/expected.pt"
-
 SCHEDULES = {
     "linear-1000": Schedule.linear(),
     "linear-50": Schedule.linear(50, 2e-3, 0.4),
@@ -319,10 +317,8 @@ def test_zero_terminal_snr_gives_numbers_wherever_they_are_defined() -> None:
 
 
 @pytest.fixture(scope="module")
-def authors() -> dict[str, Tensor]:
-    if not PARITY.exists():
-        pytest.skip("the authors' fixture (shared/parity/pdae_tiny) is not here")
-    return torch.load(PARITY, weights_only=True)
+def authors(parity: Path) -> dict[str, Tensor]:
+    return torch.load(parity / "pdae_tiny" / "expected.pt", weights_only=True)
 
 
 def test_tables_of_the_authors(authors: dict[str, Tensor]) -> None:

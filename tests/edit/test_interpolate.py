@@ -25,7 +25,6 @@ from diti.edit.invert import Inverted
 from diti.interop.convert import model_from
 from diti.representation.partition import Partition
 
-PARITY = Path(__file__).resolve().parents[2] / "../shared/parity/pdae_tiny"
 SAMPLING_STEPS = 4
 
 
@@ -344,10 +343,9 @@ def test_bad_files_are_one_clear_line(model, files, tmp_path, monkeypatch, chang
 # ---- The authors' network ---------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not PARITY.is_dir(), reason="the authors' numbers (../shared/parity) are not here")
-def test_the_authors_network():
-    expected = torch.load(PARITY / "expected.pt", weights_only=True)
-    network, _, _ = model_from(PARITY / "diti_checkpoint.pt", "balanced", expected["k"])
+def test_the_authors_network(parity):
+    expected = torch.load(parity / "pdae_tiny" / "expected.pt", weights_only=True)
+    network, _, _ = model_from(parity / "pdae_tiny" / "diti_checkpoint.pt", "balanced", expected["k"])
     a, b = expected["x0"][:2]
     result = interpolate(network, a, b, ["early", "all"], [0, 1], sampling_steps=2)
     assert torch.equal(image_of(result, "all", "a_to_b", 0), result.reconstructions[0])

@@ -32,7 +32,6 @@ from diti.edit.manipulate import first_guided_step, manipulate, manipulate_files
 from diti.interop.convert import model_from
 from diti.representation.features import encode_dataset
 
-CHECKPOINT = Path(__file__).resolve().parents[2] / "../shared/parity/pdae_tiny/diti_checkpoint.pt"
 MOVED = (1, 4, 10)
 SAMPLING_STEPS = 6
 
@@ -215,9 +214,8 @@ def test_a_direction_of_another_encoder_is_refused(model, faces):
         manipulate(model, faces, other)
 
 
-@pytest.mark.skipif(not CHECKPOINT.is_file(), reason="the authors' tiny network (../shared/parity) is not here")
-def test_on_the_authors_network():
-    model, _, _ = model_from(CHECKPOINT, "balanced", 8)
+def test_on_the_authors_network(parity):
+    model, _, _ = model_from(parity / "pdae_tiny" / "diti_checkpoint.pt", "balanced", 8)
     direction = a_direction(model, dims=(0, 5, 40, 63))
     images = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
     result = manipulate(model, images, direction, (0.0, 0.3), sampling_steps=2)

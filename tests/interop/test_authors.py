@@ -18,11 +18,6 @@ from diti.core.errors import InputError
 from diti.diffusion.backbone import build_backbone, load_backbone
 from diti.interop.authors import convert, convert_unet, read_authors_checkpoint, unet_state
 
-FIXTURE = Path(__file__).resolve().parents[2] / "../shared/parity/pdae_tiny"
-needs_fixture = pytest.mark.skipif(
-    not FIXTURE.is_dir(), reason="the authors' numbers (../shared/parity) are not here"
-)
-
 State = dict[str, Tensor]
 
 
@@ -245,10 +240,9 @@ def test_the_attention_settings_matter(wrong):
     assert difference.abs().max() > 1e-2
 
 
-@needs_fixture
-def test_the_authors_own_numbers():
-    expected = torch.load(FIXTURE / "expected.pt", weights_only=True)
-    backbone = convert(FIXTURE)
+def test_the_authors_own_numbers(parity):
+    expected = torch.load(parity / "pdae_tiny" / "expected.pt", weights_only=True)
+    backbone = convert(parity / "pdae_tiny")
     assert backbone.size == 64
     with torch.no_grad():
         eps = backbone.eps(expected["x_t"], expected["t"])

@@ -11,12 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from parity import write_large_layout
 from test_authors import (
-    FIXTURE,
     State,
     attention,
     layout,
-    needs_fixture,
     noisy,
     of,
     random_state,
@@ -31,7 +30,6 @@ from diti.diffusion.schedule import gather, guidance_authors, lambda_eps, recons
 from diti.interop.authors_model import authors_partition, convert_decoder, convert_encoder, convert_model
 from diti.representation.partition import Partition
 
-SHARED = FIXTURE.parent
 RUN = {"encoder_config": {"model": "CELEBA64Encoder"}, "decoder_config": {"model": "CELEBA64Decoder"}}
 
 
@@ -39,20 +37,19 @@ RUN = {"encoder_config": {"model": "CELEBA64Encoder"}, "decoder_config": {"model
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, Any]:
-    return torch.load(FIXTURE / "expected.pt", weights_only=True)
+def expected(parity) -> dict[str, Any]:
+    return torch.load(parity / "pdae_tiny" / "expected.pt", weights_only=True)
 
 
 @pytest.fixture(scope="module")
-def model():
-    return convert_model(FIXTURE / "diti_checkpoint.pt")
+def model(parity):
+    return convert_model(parity / "pdae_tiny" / "diti_checkpoint.pt")
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
-@needs_fixture
 def test_networks_of_the_fixture(model, expected):
     _, encoder, decoder, facts = model
     partition = Partition.balanced(1000, expected["k"], 64)
@@ -71,7 +68,6 @@ def test_networks_of_the_fixture(model, expected):
     assert json.loads(json.dumps(encoder.description))["size"] == 64
 
 
-@needs_fixture
 def test_losses_of_the_fixture(model, expected):
     _, _, decoder, _ = model
     schedule, x_t, t = decoder.backbone.schedule, expected["x_t"], expected["t"]
@@ -82,7 +78,6 @@ def test_losses_of_the_fixture(model, expected):
         close(reconstruction_loss_eps(expected["noise"], eps, g, w, weight), expected[f"loss_{name}_per_image"])
 
 
-@needs_fixture
 def test_loops_of_the_fixture(model, expected):
     _, _, decoder, _ = model
     schedule, partition = decoder.backbone.schedule, Partition.balanced(1000, expected["k"], 64)
@@ -103,6 +98,20 @@ def test_loops_of_the_fixture(model, expected):
         difference = (ours - theirs[few]).abs()
         assert difference.max() < 5e-4
         assert difference.mean() < 2e-5
+
+
+def test_the_small_fixture_holds_the_weights_of_the_large_one(shared, tmp_path):
+    """Which were drawn with torch, and are drawn again with NumPy."""
+    small = write_large_layout(tmp_path) / "pdae_tiny"
+    for file, names in (
+        ("ddpm_checkpoint.pt", ["ema_denoise_fn"]),
+        ("diti_checkpoint.pt", ["ema_encoder", "ema_decoder"]),
+    ):
+        ours, theirs = (torch.load(at / file, weights_only=True) for at in (small, shared / "parity/pdae_tiny"))
+        for name in names:
+            assert ours[name].keys() == theirs[name].keys()
+            for key, tensor in theirs[name].items():
+                torch.testing.assert_close(ours[name][key], tensor, atol=3e-7, rtol=0)
 
 
 # ---- Other shapes: a plain re-implementation --------------------------------------------------------------
@@ -303,9 +312,8 @@ def test_the_plain_weights_serve_where_there_are_no_averages(tmp_path):
     assert facts.partition == Partition.single(1000, 9)
 
 
-@needs_fixture
-def test_a_flat_folder_with_the_ddpm_beside_the_model():
-    assert convert_model(FIXTURE)[3].step == 7
+def test_a_flat_folder_with_the_ddpm_beside_the_model(parity):
+    assert convert_model(parity / "pdae_tiny")[3].step == 7
 
 
 def test_faults_are_named(tmp_path):
@@ -371,10 +379,9 @@ def test_a_model_whose_halves_do_not_fit_is_refused(tmp_path):
 STAGES = {"stages": "50,100,300,500,1000", "dims_per_stage": "10,25,327,100,50"}
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the authors' numbers (../shared/parity) are not here")
 @pytest.mark.parametrize("subsets", [16, 32, 64])
-def test_the_staged_partition_is_the_authors(subsets):
-    ends = json.loads((SHARED / "staged_ends.json").read_text())
+def test_the_staged_partition_is_the_authors(subsets, parity):
+    ends = json.loads((parity / "staged_ends.json").read_text())
     partition = authors_partition({"ssl_config": {"k": subsets, **STAGES}}, 1000, 512)
     assert partition == Partition.staged(1000, subsets, 512)
     assert list(partition.ends) == ends[str(subsets)]

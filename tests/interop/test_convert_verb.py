@@ -13,17 +13,17 @@ from diti.diffusion.backbone import build_backbone, load_backbone
 
 
 @pytest.fixture
-def tiny(shared, tmp_path):
+def tiny(parity, tmp_path):
     """The fixture's frozen U-Net alone, as the authors publish it: a config and a checkpoint."""
     for name in ("ddpm_config.yml", "ddpm_checkpoint.pt"):
-        shutil.copy(shared / "parity" / "pdae_tiny" / name, tmp_path)
+        shutil.copy(parity / "pdae_tiny" / name, tmp_path)
     return tmp_path
 
 
-def test_the_authors_files_become_a_backbone_with_the_same_numbers(tiny, shared, tmp_path, capsys):
+def test_the_authors_files_become_a_backbone_with_the_same_numbers(tiny, parity, tmp_path, capsys):
     assert main(["convert", str(tiny), "--out", str(tmp_path / "b"), "--size", "64"]) == 0
     assert "64 px, T = 1000" in capsys.readouterr().out
-    expected = torch.load(shared / "parity" / "pdae_tiny" / "expected.pt", weights_only=True)
+    expected = torch.load(parity / "pdae_tiny" / "expected.pt", weights_only=True)
     with torch.no_grad():
         eps = load_backbone(tmp_path / "b").eps(expected["x_t"], expected["t"])
     assert torch.allclose(eps, expected["eps_frozen"], atol=1e-4)
@@ -37,8 +37,8 @@ def test_a_diffusers_folder_is_taken_over(tmp_path):
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
-def test_a_trained_checkpoint_becomes_a_model(shared, tmp_path, capsys):
-    source = shared / "parity" / "pdae_tiny"
+def test_a_trained_checkpoint_becomes_a_model(parity, tmp_path, capsys):
+    source = parity / "pdae_tiny"
     expected = torch.load(source / "expected.pt", weights_only=True)
     k = int(expected["k"])
     words = ["convert", str(source), "--out", str(tmp_path / "m"), "--partition", "balanced", "--subsets", str(k)]
@@ -54,6 +54,7 @@ def test_a_trained_checkpoint_becomes_a_model(shared, tmp_path, capsys):
     assert main(["convert", str(source / "diti_checkpoint.pt"), "--out", str(tmp_path / "p")]) == 0
     shown = capsys.readouterr().out
     assert "a pdae model" in shown and "taken as PDAE" in shown and "no --data" in shown
+    assert diti.load(tmp_path / "p").mean is None and diti.load(tmp_path / "p").std is None
 
 
 def test_bad_sources_are_one_line(tmp_path, capsys):

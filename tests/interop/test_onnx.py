@@ -16,7 +16,7 @@ from diti.cli import main
 from diti.config import BackboneConfig, EncoderConfig
 from diti.core.rng import torch_generator
 from diti.diffusion.backbone import build_backbone
-from diti.interop.onnx import largest_difference
+from diti.interop.onnx import largest_difference, properties
 from diti.representation.models.diffusion import DiTi
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.networks.shift import ShiftDecoder
@@ -90,6 +90,7 @@ def require_description(out: Path, model: DiTi) -> None:
     assert json.loads(about["feature_names"]) == model.feature_names()
     for name in ("mean", "std"):
         assert torch.equal(torch.tensor(json.loads(about[name])), getattr(model, name))
+        assert properties(replace(model, mean=None, std=None))[name] == "null", "unknown ones are not made up"
     axes = onnx.load(out).graph.input[0].type.tensor_type.shape.dim
     assert [axis.dim_param or axis.dim_value for axis in axes] == ["N", 3, model.size, model.size]
     content = out.read_bytes()

@@ -19,15 +19,7 @@ from diti.core.errors import InputError
 from diti.representation import partition as module
 from diti.representation.partition import Partition, make_partition
 
-PARITY = Path(__file__).resolve().parents[2] / "../shared/parity"
 AUTHORS_K = (16, 32, 64, 128)
-
-
-def parity(name: str) -> Path:
-    path = PARITY / name
-    if not path.is_file():
-        pytest.skip(f"the authors' numbers (../shared/parity/{name}) are not here")
-    return path
 
 
 def slow_masks(partition: Partition, t: int) -> tuple[list[bool], list[bool], list[bool]]:
@@ -96,8 +88,8 @@ def test_json_round_trip(partition: Partition) -> None:
 
 
 @pytest.mark.parametrize("subsets", AUTHORS_K)
-def test_staged_is_the_authors_table(subsets: int) -> None:
-    table = json.loads(parity("staged_ends.json").read_text())
+def test_staged_is_the_authors_table(subsets: int, parity: Path) -> None:
+    table = json.loads((parity / "staged_ends.json").read_text())
     partition = Partition.staged(1000, subsets, 512)
     assert list(partition.ends) == table[str(subsets)]
     assert widths_of(partition).count(0) == (63 if subsets == 128 else 0)
@@ -118,8 +110,8 @@ def test_the_map_from_time_to_subset_is_the_authors_at_their_sizes(subsets: int)
     assert partition.subset_of(torch.arange(1000)).tolist() == [int(t / (1000 / subsets)) for t in range(1000)]
 
 
-def test_masked_codes_of_the_authors() -> None:
-    expected = torch.load(parity("pdae_tiny/expected.pt"), weights_only=True)
+def test_masked_codes_of_the_authors(parity: Path) -> None:
+    expected = torch.load(parity / "pdae_tiny" / "expected.pt", weights_only=True)
     partition = Partition.balanced(1000, expected["k"], expected["z"].shape[1])
     starts = torch.tensor([partition.time_range(subset)[0] for subset in range(partition.subsets)])
     assert torch.equal(partition.visible(starts), expected["masks"].bool())

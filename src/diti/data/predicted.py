@@ -20,8 +20,9 @@ from diti.core.errors import InputError, nearest
 from diti.core.progress import progress_bar
 from diti.core.runs import atomic_path, sha256_file, write_json
 from diti.data.attributes import RESERVED, attribute_names, is_binary
-from diti.data.prepare import folder_hash, locked
-from diti.data.prepared import INFO, TABLE, Dataset, is_dataset, open_dataset
+from diti.data.contents import TABLE, hash_of, read_contents
+from diti.data.prepare import locked
+from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
 
 NORMALISATIONS = {  # RGB pixels p in 0..255 enter as (p - shift) / scale
     "imagenet": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
@@ -304,21 +305,22 @@ def _write(dataset: Dataset, table: pa.Table, columns: list[str], mark: dict[str
     """Replace table and description so that a kill at any moment leaves a folder that opens and tells no lie.
 
     Two files cannot be replaced at once. So the description first says that these columns are predicted, by a
-    model not yet known, and gives up its hash; then the table changes; then the description is completed. A folder
-    left in between is as usable as before, and the same command completes it.
+    model not yet known; then the table changes; then the description is completed. A folder left in between is as
+    usable as before, and the same command completes it.
     """
     before = predicted_columns(dataset)
     pending = {column: {**mark, "model": UNFINISHED, "sha256": ""} for column in columns}
     with atomic_path(dataset.path / TABLE) as temporary:
         pyarrow.parquet.write_table(table, temporary)
-        write_json(dataset.path / INFO, {**dataset.info, "predicted": {**before, **pending}, "hash": UNFINISHED})
-    names = attribute_names(table)
+        write_json(dataset.path / INFO, {**dataset.info, "predicted": {**before, **pending}})
+    names, files = attribute_names(table), read_contents(dataset.path)
     complete = {
         **dataset.info,
         "binary": [name for name in names if is_binary(table[name])],
         "continuous": [name for name in names if not is_binary(table[name])],
         "predicted": {**before, **dict.fromkeys(columns, mark)},
-        "hash": folder_hash(dataset.path),
+        "hash": hash_of(files),
+        "files": files,
     }
     write_json(dataset.path / INFO, complete)
 

@@ -27,11 +27,13 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from diti.core.errors import InputError
+from diti.core.machine import available_cores
 from diti.core.progress import Advance, progress_bar
-from diti.core.runs import atomic_path, read_json, sha256_file, write_json, write_text
+from diti.core.runs import atomic_path, read_json, write_json, write_text
 from diti.data.attributes import SPLITS, attribute_names, is_binary
+from diti.data.contents import IMAGES, TABLE, Records, hash_of, read_contents
 from diti.data.decode import CROPS, Unreadable, check_crop, decode, picture_size
-from diti.data.prepared import IMAGES, INFO, TABLE, Dataset, is_dataset, open_dataset
+from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
 from diti.data.source import ReadFiles, Source
 from diti.data.split import with_split
 
@@ -220,11 +222,12 @@ def _allocate(out: Path, plan: dict[str, Any]) -> None:
 
 
 def _reserve(path: Path, shape: tuple[int, ...]) -> None:
-    """An array file of zeros whose blocks are really there."""
+    """An array file of zeros whose blocks are really there, where the system can promise that (macOS cannot)."""
     try:
         np.lib.format.open_memmap(path, "w+", np.uint8, shape).flush()
-        with path.open("r+b") as handle:
-            os.posix_fallocate(handle.fileno(), 0, path.stat().st_size)
+        if hasattr(os, "posix_fallocate"):
+            with path.open("r+b") as handle:
+                os.posix_fallocate(handle.fileno(), 0, path.stat().st_size)
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -240,7 +243,7 @@ def _decode_all(source: Source, out: Path, plan: dict[str, Any], workers: int) -
     _, done = _open_parts(out)
     todo = np.flatnonzero(done == 0)
     chunks = [todo[i : i + CHUNK].tolist() for i in range(0, len(todo), CHUNK)]
-    workers = min(workers or len(os.sched_getaffinity(0)), len(chunks))
+    workers = min(workers or available_cores(), len(chunks))
     task = _Task(source, out, plan)
     skipped: Skipped = {}
     with progress_bar(f"preparing {source.name}", plan["count"], start=plan["count"] - len(todo)) as advance:
@@ -315,11 +318,6 @@ def _decode_in_workers(
         raise RuntimeError("a decoding process died; the same command continues where it stopped")
 
 
-def folder_hash(folder: Path) -> str:
-    """The hash of a dataset folder: over pixels and table."""
-    return hashlib.sha256((sha256_file(folder / IMAGES) + sha256_file(folder / TABLE)).encode()).hexdigest()
-
-
 def _finish(source: Source, out: Path, plan: dict[str, Any], skipped: Skipped) -> None:
     """Move the pixels in place, write table and description. Every step can be repeated after a kill."""
     kept = np.array([row for row in range(plan["count"]) if row not in skipped])
@@ -333,7 +331,7 @@ def _finish(source: Source, out: Path, plan: dict[str, Any], skipped: Skipped) -
         _copy_readable(out, kept)
     else:
         (out / PIXELS).replace(out / IMAGES)
-    write_json(out / INFO, _description(plan, table, skipped, folder_hash(out)))
+    write_json(out / INFO, _description(plan, table, skipped, read_contents(out)))
     for name in (PIXELS, DONE):
         (out / name).unlink(missing_ok=True)
 
@@ -360,7 +358,7 @@ def _write_skipped(out: Path, table: pa.Table, skipped: Skipped) -> None:
     write_text(out / SKIPPED, text.getvalue())
 
 
-def _description(plan: dict[str, Any], table: pa.Table, skipped: Skipped, digest: str) -> dict[str, Any]:
+def _description(plan: dict[str, Any], table: pa.Table, skipped: Skipped, files: Records) -> dict[str, Any]:
     """Contents of `dataset.json`."""
     names = attribute_names(table)
     splits = table["split"].to_pylist()
@@ -371,5 +369,6 @@ def _description(plan: dict[str, Any], table: pa.Table, skipped: Skipped, digest
         "splits": {split: splits.count(split) for split in SPLITS},
         "binary": [n for n in names if is_binary(table[n])],
         "continuous": [n for n in names if not is_binary(table[n])],
-        "hash": digest,
+        "hash": hash_of(files),
+        "files": files,
     }

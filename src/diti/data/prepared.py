@@ -17,11 +17,12 @@ from diti.core.images import to_float
 from diti.core.rng import numpy_generator
 from diti.core.runs import read_json
 from diti.data.attributes import SPLITS, attribute_names, is_binary
+from diti.data.contents import IMAGES, TABLE, current_contents, hash_of
 
 if TYPE_CHECKING:
     import torch
 
-IMAGES, TABLE, INFO = "images.npy", "table.parquet", "dataset.json"
+INFO = "dataset.json"
 
 
 def is_dataset(path: Path) -> bool:
@@ -60,7 +61,7 @@ class Dataset:
 
     @property
     def hash(self) -> str:
-        """sha256 over pixels and table, made when the folder was written."""
+        """sha256 over pixels and table as they are, whatever the folder held when it was written."""
         return str(self.info["hash"])
 
     @cached_property
@@ -121,7 +122,22 @@ def open_dataset(path: Path) -> Dataset:
             f"{path} is damaged: {IMAGES} has shape {images.shape}, {TABLE} {table.num_rows} rows; "
             "run diti prepare with --overwrite"
         )
-    return Dataset(path, images, table, info)
+    return Dataset(path, images, table, {**info, **_true_contents(path, info)})
+
+
+def _true_contents(path: Path, info: dict[str, Any]) -> dict[str, Any]:
+    """Hash and records of the files as they are, so that nothing made from other images is taken for theirs.
+
+    A table may be edited: the folder then goes under another hash. Edited pixels cannot be told from damaged ones.
+    """
+    written = info.get("files", {})  # missing in folders of earlier versions: these are read once
+    now = current_contents(path, written)
+    if IMAGES in written and now[IMAGES]["sha256"] != written[IMAGES]["sha256"]:
+        raise InputError(
+            f"{path / IMAGES} was changed or damaged after diti prepare had written it; "
+            "run diti prepare again, with --overwrite or into another folder"
+        )
+    return {"hash": hash_of(now), "files": now}
 
 
 class Stream:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from diti import __version__
 from diti.core.errors import InputError, nearest
+from diti.core.machine import cache_folder
 from diti.data.prepare import find_size, fingerprint, prepare
 from diti.data.prepared import Dataset, is_dataset, open_dataset
 from diti.data.readers import celeba, factors, folder, lfw, lmdbs, parquet, toyfaces_source
@@ -82,8 +82,3 @@ def open_data(location: str | Path, size: int | None = None) -> Dataset:
     size = find_size(source, source.crop) if size is None else size
     key = hashlib.sha256(f"{__version__}/{fingerprint(source)}/{size}/{source.crop}".encode()).hexdigest()[:12]
     return prepare(source, cache_folder() / f"{source.name}-{size}px-{key}", size)
-
-
-def cache_folder() -> Path:
-    """Where data is prepared that was not given as a dataset folder: $DITI_CACHE, else ~/.cache/diti."""
-    return Path(os.environ.get("DITI_CACHE") or Path.home() / ".cache" / "diti")

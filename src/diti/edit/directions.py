@@ -107,7 +107,9 @@ def pattern_of(z: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 def code_space_hash(model: Model) -> str:
     """sha256 over the encoder and the statistics of z: a direction fits this model and no other."""
-    statistics = model.mean.numpy().tobytes() + model.std.numpy().tobytes()
+    zero, one = torch.zeros(model.dims), torch.ones(model.dims)  # for unknown ones, as in earlier versions
+    mean, std = zero if model.mean is None else model.mean, one if model.std is None else model.std
+    statistics = mean.numpy().tobytes() + std.numpy().tobytes()
     return hashlib.sha256(encoder_hash(model.encoder).encode() + statistics).hexdigest()
 
 
@@ -131,7 +133,7 @@ def learn_direction(
     codes = encode_dataset(model, dataset) if codes is None else codes
     if codes.shape != (len(dataset), model.dims):
         raise InputError(f"codes have shape {codes.shape}; the data and the model need {len(dataset), model.dims}")
-    mean, std = _statistics(model, codes[train])
+    mean, std = (s.numpy() for s in model.statistics(torch.from_numpy(codes[train])))
     z_train, z_valid = standardise(codes[train], mean, std), standardise(codes[valid], mean, std)
     kept, fit, whole = _fits(z_train, y[train], dims, method_for(dataset, attribute, selection), seed)
     binary = dataset.is_binary(attribute)
@@ -171,16 +173,6 @@ def _fits(z: np.ndarray, y: np.ndarray, dims: int, method: str, seed: int) -> tu
     whole = fit_linear(z, y, binary)
     kept = select(z, y, dims, method, seed) if binary else largest(np.abs(whole.weight), dims)
     return kept, fit_linear(z, y, binary, kept), whole
-
-
-def _statistics(model: Model, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and std (D,) of z over the model's training set; of these codes where the model does not know them.
-
-    A model converted from elsewhere without its images says mean 0 and std 1 for every dim.
-    """
-    if (model.mean == 0).all() and (model.std == 1).all():
-        return train.mean(0), np.maximum(train.std(0), 1e-6)
-    return model.mean.numpy(), model.std.numpy()
 
 
 def _checked_rows(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from diti.core.errors import InputError
@@ -37,10 +36,12 @@ def convert(
         return [f"wrote {out}: a backbone of {weights:,} weights, {backbone.size} px, T = {backbone.timesteps}"]
     model, facts, notes = model_from(Path(src), partition, subsets)
     if data is None:
-        notes.append("no --data: mean 0 and std 1 stand for the statistics of z; manipulation needs the real ones")
+        notes.append(
+            "no --data: mean and std of z are not known; what needs them takes those of the images at hand"
+        )
     else:
         codes = encode_dataset(model, dataset := open_data(data, model.size))[dataset.rows("train")]
-        model.mean, model.std = torch.from_numpy(codes.mean(0)), torch.from_numpy(np.maximum(codes.std(0), 1e-6))
+        model.mean, model.std = model.statistics(torch.from_numpy(codes))
     model.save(out)
     step = f" after {facts.step:,} steps" if facts.step else ""
     cut = f"z of {model.dims} dims in {model.partition.subsets} subsets"
@@ -59,4 +60,4 @@ def model_from(src: Path, partition: str | None, subsets: int | None) -> tuple[D
         cut = Partition.single(backbone.timesteps, encoder.dims)
         notes.append("no config of the run was found: taken as PDAE; for DiTi give --partition and --subsets")
     method = "diti" if cut.subsets > 1 else "pdae"
-    return DiTi(encoder, decoder, cut, torch.zeros(encoder.dims), torch.ones(encoder.dims), method), facts, notes
+    return DiTi(encoder, decoder, cut, None, None, method), facts, notes

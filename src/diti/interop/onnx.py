@@ -100,8 +100,8 @@ def properties(model: Model) -> dict[str, str]:
         "dims": str(model.dims),
         "input": "RGB, float32 (N, 3, H, W) in [-1, 1]: pixel / 127.5 - 1",
         "feature_names": json.dumps(model.feature_names()),
-        "mean": json.dumps(model.mean.tolist()),
-        "std": json.dumps(model.std.tolist()),
+        "mean": json.dumps(None if model.mean is None else model.mean.tolist()),  # null where it is not known
+        "std": json.dumps(None if model.std is None else model.std.tolist()),
     }
 
 

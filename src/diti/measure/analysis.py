@@ -188,7 +188,8 @@ def _curves(
 
 def _subsets(model: DiTi, x0: Tensor, y0: Tensor) -> dict[str, Any]:
     """How z moves when the attribute changes: share and argmax of the subsets, mean position in time."""
-    shares = movement_shares(model.encode(x0), model.encode(y0), model.std, model.partition)
+    z = model.encode(x0)
+    shares = movement_shares(z, model.encode(y0), model.statistics(z)[1], model.partition)
     return {
         "subset": int(shares.argmax()),
         "subset_position": mean_position(shares, model.partition),

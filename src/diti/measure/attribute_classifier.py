@@ -24,10 +24,10 @@ from diti.config import TrainingConfig
 from diti.core.errors import InputError, nearest
 from diti.core.images import to_float
 from diti.core.loop import LossReport, Objective, make_accelerator, train
+from diti.core.machine import cache_folder
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset, Stream
-from diti.data.sources import cache_folder
 from diti.diffusion.files import load_strictly
 from diti.probe.scores import average_precision, pearson
 from diti.representation.models.inputs import Images, as_batch

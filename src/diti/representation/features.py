@@ -13,11 +13,12 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
+from diti.core.machine import cache_folder
 from diti.core.progress import progress_bar
 from diti.core.runs import atomic_path
 from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
-from diti.data.sources import cache_folder, open_data
+from diti.data.sources import open_data
 from diti.representation.models.inputs import as_batch
 from diti.representation.models.model import BATCH, Model, inference
 from diti.representation.networks.encoder import Encoder

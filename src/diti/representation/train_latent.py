@@ -98,8 +98,8 @@ def fit_latent(
     shape = default_shape(model.dims, encoder_file_hash(folder))
     config = latent_config(data, shape, codes_seen, seed)
     run = start_run(folder, config, {"data_name": dataset.name, "data_hash": dataset.hash})
-    latent = new_latent(shape, model.mean, model.std, seed)
     codes = torch.from_numpy(encode_dataset(model, dataset))  # once; the loop sees no image
+    latent = new_latent(shape, *model.statistics(codes[dataset.rows("train")]), seed)
     held_out = dataset.rows("valid") if len(dataset.rows("valid")) else dataset.rows("train")
     return train_latent(latent, codes[dataset.rows("train")], codes[held_out], config, run)
 

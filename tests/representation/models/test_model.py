@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 
@@ -150,3 +151,20 @@ def test_a_model_prints_as_one_line_and_can_be_a_key(model, backbone):
     assert {model: 1, plain: 2}[model] == 1 and model == model and model != plain
     weights = sum(weight.numel() for weight in backbone.parameters())
     assert repr(backbone) == f"<Backbone: images of 16 px, T = 1000, predicts epsilon, {weights:,} weights>"
+
+
+def test_unknown_statistics_are_said_to_be_unknown(model, tmp_path):
+    model.save(tmp_path)  # mean 0 and std 1: so were they marked by earlier versions
+    assert diti.load(tmp_path).mean is None and diti.load(tmp_path).std is None
+    dataclasses.replace(model, mean=None, std=None).save(tmp_path)
+    stranger = diti.load(tmp_path)
+    assert stranger.mean is None and not (tmp_path / "stats.safetensors").exists()
+    with pytest.raises(InputError, match=r"mean and std of z are not known.*convert it again with --data"):
+        stranger.statistics()
+    z = torch.randn(50, model.dims, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    mean, std = stranger.statistics(z)
+    assert np.allclose(mean, z.numpy().mean(0), atol=1e-5) and np.allclose(std, z.numpy().std(0), atol=1e-5)
+    known = dataclasses.replace(model, mean=mean, std=std)
+    assert known.statistics(z + 1) == (mean, std)
+    known.save(tmp_path)
+    assert torch.equal(diti.load(tmp_path).std, std)

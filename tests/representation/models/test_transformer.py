@@ -184,3 +184,30 @@ def test_without_such_drawing_the_checks_fail_only_because_their_tables_are_no_i
     failed = {r["check_name"]: str(r["exception"]) for r in results if r["status"] == "failed"}
     assert {name for name, reason in failed.items() if "numbers; this model takes 16×16×3" not in reason} == set()
     assert sum(r["status"] == "passed" for r in results) >= 15
+
+
+# ---- Models that do not know mean and std of z --------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger(model, tmp_path):
+    """The folder of a model that was converted without images."""
+    replace(model, mean=None, std=None).save(tmp_path / "stranger")
+    return tmp_path / "stranger"
+
+
+def test_fit_learns_mean_and_std_that_the_model_does_not_know(model, stranger):
+    z = model.encode(PIXELS).numpy()
+    fitted = DiTiFeatures(stranger, batch_size=3).fit(PIXELS[:5])
+    expected = (z - z[:5].mean(0)) / z[:5].std(0)
+    for transformer in (fitted, pickle.loads(pickle.dumps(fitted))):
+        np.testing.assert_allclose(transformer.transform(PIXELS), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(DiTiFeatures(stranger, standardise=False).transform(PIXELS), z, atol=1e-5)
+
+
+def test_without_fit_unknown_statistics_are_refused(stranger, folder):
+    with pytest.raises(InputError, match=r"std of z are not known.*call fit first, give standardise=False"):
+        DiTiFeatures(stranger).transform(PIXELS)
+    moved = DiTiFeatures(stranger).fit(PIXELS).set_params(model=folder)
+    np.testing.assert_allclose(moved.transform(PIXELS), DiTiFeatures(folder).transform(PIXELS), atol=1e-6)
+    assert not hasattr(moved.fit(PIXELS), "mean_"), "this model knows them"

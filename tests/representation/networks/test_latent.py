@@ -11,6 +11,7 @@ import torch
 from diti.core.errors import InputError
 from diti.core.rng import torch_generator
 from diti.core.runs import RunFolder
+from diti.data.sources import open_data
 from diti.diffusion.schedule import Schedule, gather
 from diti.representation.networks.latent import (
     LatentShape,
@@ -161,9 +162,21 @@ def test_fit_latent_leaves_a_latent_with_its_facts(folder, model):
     assert facts["codes_seen"] == 512 and np.isfinite(list(facts.values())).all()
     latent = load_latent(folder)
     assert latent.shape == default_shape(12, encoder_file_hash(folder)) and latent.shape.width == 48
-    assert torch.equal(latent.mean, model.mean) and not latent.training
+    faces = open_data("toyfaces:60", 16)  # the model does not know its statistics: those of the training codes
+    z = model.encode(np.asarray(faces.images[faces.rows("train")]))
+    torch.testing.assert_close(latent.mean, z.mean(0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(latent.std, z.std(0, correction=0), atol=1e-5, rtol=0)
+    assert not latent.training
     assert torch.equal(latent.sample(3, 1), load_latent(folder).sample(3, 1))
     assert fit_latent(folder, "toyfaces:60", codes_seen=512) == facts, "a finished run is measured again"
+
+
+def test_fit_latent_takes_the_statistics_that_a_model_knows(model, tmp_path):
+    known = replace(model, mean=torch.linspace(-1, 1, 12), std=torch.linspace(0.5, 2, 12))
+    known.save(tmp_path)
+    fit_latent(tmp_path, "toyfaces:60", codes_seen=512)
+    latent = load_latent(tmp_path)
+    assert torch.equal(latent.mean, known.mean) and torch.equal(latent.std, known.std)
 
 
 def test_the_scale_of_z_comes_back(model, tmp_path):

@@ -85,7 +85,8 @@ def model(objective: EncoderObjective, config: TrainConfig, mean: Tensor, std: T
 
 def assess(model: Model, dataset: Dataset, folder: Path) -> Findings:
     """How much the dims of z vary over the training images: a code that collapsed does not."""
-    smallest, largest = model.std.min().item(), model.std.max().item()
+    _, std = model.statistics()
+    smallest, largest = std.min().item(), std.max().item()
     sentence = f"standard deviation of the dims of z over the training images: {smallest:.2g} to {largest:.2g}"
     return Findings({"smallest_std": smallest, "largest_std": largest}, (sentence,))
 

@@ -30,8 +30,8 @@ class DiffAE(DiffusionModel):
     encoder: Encoder
     decoder: ConditionedUNet
     partition: Partition
-    mean: Tensor
-    std: Tensor
+    mean: Tensor | None
+    std: Tensor | None
     method: str = "diffae"
 
     @property

@@ -92,8 +92,8 @@ class DiTi(DiffusionModel):
     encoder: Encoder
     decoder: ShiftDecoder
     partition: Partition
-    mean: Tensor
-    std: Tensor
+    mean: Tensor | None
+    std: Tensor | None
     method: str = "diti"
 
     @property

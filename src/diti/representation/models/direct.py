@@ -45,8 +45,8 @@ class DirectModel(DecodingModel):
     encoder: Encoder
     decoder: OneStepDecoder
     partition: Partition
-    mean: Tensor
-    std: Tensor
+    mean: Tensor | None
+    std: Tensor | None
     method: str
 
     @property

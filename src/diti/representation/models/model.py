@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from diti.edit.directions import Direction
 
 BATCH = 256  # images encoded at once
-COMMON_PARTS = ("encoder", "partition.json", "stats.safetensors", "model.json")
+COMMON_PARTS = ("encoder", "partition.json", "model.json")
+STATS, UNKNOWN = "stats.safetensors", "unknown"
 
 
 class Model:
@@ -42,8 +43,8 @@ class Model:
 
     encoder: Encoder
     partition: Partition
-    mean: Tensor  # (D,) of z over the training set
-    std: Tensor  # (D,)
+    mean: Tensor | None  # (D,) of z over the training set; None where it is not known
+    std: Tensor | None  # (D,)
     method: str
 
     def __repr__(self) -> str:
@@ -77,6 +78,17 @@ class Model:
                 f"prepare the data with --size {self.size}"
             )
 
+    def statistics(self, codes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean and std (D,) of z over the training set; where they are not known, of the given codes (N, D)."""
+        if self.mean is not None and self.std is not None:
+            return self.mean, self.std
+        if codes is None:
+            raise InputError(
+                "mean and std of z are not known: the model was converted without images of its training set; "
+                "convert it again with --data"
+            )
+        return codes.mean(0), codes.std(0, correction=0).clamp(min=1e-6)
+
     def feature_names(self) -> list[str]:
         """A name per dim of z with the start of its time segment, such as z012_t0300; z012 where it has none."""
         names = self.partition.feature_names()
@@ -97,9 +109,14 @@ class Model:
         """Write everything that `load` needs; each part whole, model.json last."""
         self.encoder.save(folder / "encoder")
         write_json(folder / "partition.json", self.partition.to_json())
-        with atomic_path(folder / "stats.safetensors") as temporary:
-            save_file({"mean": self.mean.contiguous(), "std": self.std.contiguous()}, temporary)
-        write_json(folder / "model.json", {"method": self.method, "format": 1})
+        facts: dict[str, Any] = {"method": self.method, "format": 1}
+        if self.mean is None or self.std is None:
+            facts["statistics"] = UNKNOWN
+            (folder / STATS).unlink(missing_ok=True)
+        else:
+            with atomic_path(folder / STATS) as temporary:
+                save_file({"mean": self.mean.contiguous(), "std": self.std.contiguous()}, temporary)
+        write_json(folder / "model.json", facts)
 
     @property
     def backbone(self) -> Backbone:
@@ -193,8 +210,8 @@ class EncodeOnly(Model):
 
     encoder: Encoder
     partition: Partition
-    mean: Tensor
-    std: Tensor
+    mean: Tensor | None
+    std: Tensor | None
     method: str
 
 
@@ -219,15 +236,24 @@ def load_encode_only(folder: Path) -> EncodeOnly:
     return EncodeOnly(*read_common(folder))
 
 
-def read_common(folder: Path) -> tuple[Encoder, Partition, Tensor, Tensor, str]:
+def read_common(folder: Path) -> tuple[Encoder, Partition, Tensor | None, Tensor | None, str]:
     """Encoder, partition, mean, std and method, which the folders of all methods hold."""
     require_parts(folder, COMMON_PARTS)
     encoder = load_encoder(folder / "encoder")
     partition = Partition.from_json(read_json(folder / "partition.json"))
-    stats = load_file(folder / "stats.safetensors")
     require_dims(folder, "encoder", encoder.dims, partition)
+    facts = read_json(folder / "model.json")
+    known = facts.get("statistics") != UNKNOWN
+    return encoder, partition, *(_read_statistics(folder, partition) if known else (None, None)), facts["method"]
+
+
+def _read_statistics(folder: Path, partition: Partition) -> tuple[Tensor | None, Tensor | None]:
+    require_parts(folder, (STATS,))
+    stats = load_file(folder / STATS)
     require_dims(folder, "stats", len(stats["mean"]), partition)
-    return encoder, partition, stats["mean"], stats["std"], read_json(folder / "model.json")["method"]
+    if (stats["mean"] == 0).all() and (stats["std"] == 1).all():  # how earlier versions wrote unknown ones
+        return None, None
+    return stats["mean"], stats["std"]
 
 
 def require_parts(folder: Path, parts: Sequence[str]) -> None:

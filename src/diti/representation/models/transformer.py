@@ -1,6 +1,7 @@
 """A trained model as a scikit-learn transformer: images → z, for pipelines, cross-validation and grid search.
 
-The network is pretrained, so `fit` learns nothing: it checks the images and counts their numbers.
+The network is pretrained, so `fit` checks the images and counts their numbers. All that it may learn are mean and
+std of z, where the model does not know them.
 Letters: N images, H×W px, D length of z.
 """
 
@@ -30,7 +31,8 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
 
     model: folder, shipped name or hub id, read when first needed and kept out of pickles; or a model itself.
     batch_size: images encoded at once.
-    standardise: (z - mean) / std over the images that the model was trained on; False gives z itself.
+    standardise: (z - mean) / std over the images that the model was trained on, or over those given to `fit` where
+        the model does not know them (converted without images); False gives z itself.
 
         pipeline = make_pipeline(diti.DiTiFeatures("runs/faces"), LogisticRegression())
         pipeline.fit(images, smiling).score(other_images, others_smiling)
@@ -44,21 +46,41 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
         self.standardise = standardise
 
     def fit(self, X: Any, y: Any = None) -> DiTiFeatures:
-        """Check the images and the model; y is ignored. A folder is read anew."""
+        """Check images and model, learn mean and std where it knows none; y is ignored. A folder is read anew."""
         self.__dict__.pop("_loaded", None)
         network = self._network()
         images = self._images(X, network, reset=True)
         as_batch(images[:1], network.size)
+        self.__dict__.pop("mean_", None)
+        self.__dict__.pop("std_", None)
+        if self.standardise and network.mean is None:
+            self.mean_, self.std_ = network.statistics(self._codes(images, network))
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """z float32 (N, D); works without `fit` too."""
+        """z float32 (N, D); works without `fit` too, unless it has to learn mean and std."""
         network = self._network()
-        images = self._images(X, network, reset=False)
+        z = self._codes(self._images(X, network, reset=False), network)
+        if self.standardise:
+            mean, std = self._statistics(network)
+            z = (z - mean) / std
+        return z.numpy()
+
+    def _statistics(self, network: Model) -> tuple[torch.Tensor, torch.Tensor]:
+        if network.mean is not None:
+            return network.statistics()
+        if not hasattr(self, "mean_"):
+            raise InputError(
+                "mean and std of z are not known, since the model was converted without images: call fit first, "
+                "give standardise=False, or convert it again with --data"
+            )
+        return self.mean_, self.std_
+
+    def _codes(self, images: Any, network: Model) -> torch.Tensor:
+        """z (N, D), some images at a time."""
         starts = range(0, len(images), self.batch_size)
         parts = (images[start : start + self.batch_size] for start in starts)
-        z = torch.cat([network.encode(part, batch=self.batch_size) for part in parts])
-        return ((z - network.mean) / network.std if self.standardise else z).numpy()
+        return torch.cat([network.encode(part, batch=self.batch_size) for part in parts])
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """(D,) names of the columns; those of the input play no part."""

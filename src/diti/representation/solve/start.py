@@ -9,10 +9,10 @@ from pathlib import Path
 
 from diti.config import SolveConfig, TrainConfig
 from diti.core.errors import InputError
+from diti.core.machine import cache_folder
 from diti.core.processes import from_main, is_main
 from diti.core.runs import atomic_path, read_json, versions, write_json
 from diti.data.prepared import Dataset
-from diti.data.sources import cache_folder
 from diti.diffusion.backbone import Backbone
 from diti.representation.networks.encoder import Encoder, load_encoder
 from diti.representation.networks.linear import LinearPart

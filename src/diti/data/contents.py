@@ -1,0 +1,72 @@
+"""What the two files of a dataset folder hold, and how an unchanged file is told without reading it.
+
+A record of a file is its size, its modification time and its sha256. `dataset.json` has those of both files as
+they were written. In a copied folder the times differ: the files are read once, and the cache remembers them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from diti.core.errors import InputError
+from diti.core.machine import cache_folder
+from diti.core.runs import read_json, sha256_file, write_json
+
+IMAGES, TABLE = "images.npy", "table.parquet"
+
+Records = dict[str, dict[str, Any]]  # file name → {"size": bytes, "mtime_ns": ..., "sha256": ...}
+
+
+def read_contents(folder: Path) -> Records:
+    """The records of both files, all of each read."""
+    return {name: _record(folder / name) for name in (IMAGES, TABLE)}
+
+
+def hash_of(records: Records) -> str:
+    """The hash of a dataset: over pixels and table."""
+    return hashlib.sha256((records[IMAGES]["sha256"] + records[TABLE]["sha256"]).encode()).hexdigest()
+
+
+def current_contents(folder: Path, written: Records) -> Records:
+    """The records of both files as they are; only what is neither as written nor as remembered is read."""
+    if all(_is_as(folder / name, written.get(name)) for name in (IMAGES, TABLE)):
+        return written
+    memory = (
+        cache_folder() / "contents" / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]}.json"
+    )
+    remembered = _remembered(memory)
+    found = {
+        name: _known(folder / name, written, remembered) or _record(folder / name) for name in (IMAGES, TABLE)
+    }
+    if found != remembered:
+        with suppress(OSError):  # without a cache the files are read again the next time
+            write_json(memory, found)
+    return found
+
+
+def _record(path: Path) -> dict[str, Any]:
+    status = path.stat()  # before reading: a change in between shows as another time
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": sha256_file(path)}
+
+
+def _is_as(path: Path, record: dict[str, Any] | None) -> bool:
+    status = path.stat()
+    return record is not None and (record.get("size"), record.get("mtime_ns")) == (
+        status.st_size,
+        status.st_mtime_ns,
+    )
+
+
+def _known(path: Path, *sources: Records) -> dict[str, Any] | None:
+    """The first record of this file that fits its size and time."""
+    return next((records[path.name] for records in sources if _is_as(path, records.get(path.name))), None)
+
+
+def _remembered(memory: Path) -> Records:
+    try:
+        return read_json(memory) if memory.is_file() else {}
+    except InputError:  # a damaged note is written anew
+        return {}
