@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -283,8 +283,6 @@ def run_sweep(plan: Plan, out: Path, jobs: int | None = None) -> list[Path]:
         if todo:
             rest = Plan({name: plan.runs[name] for name in todo})
             prepare_data(rest, check_plan(rest))
-            for name in todo:
-                write_text(_plan_file(out, name), to_yaml(_with_lively_log(plan.runs[name])))
             jobs = jobs or lanes()
             print(f"{len(todo)} of {len(plan.runs)} runs to train, {jobs} at a time; their output: {out / LOGS}")
             faults = _train_all(plan, todo, out, jobs)
@@ -295,10 +293,6 @@ def run_sweep(plan: Plan, out: Path, jobs: int | None = None) -> list[Path]:
             "the same command tries them again"
         )
     return [out / name for name in plan.runs]
-
-
-def _plan_file(out: Path, name: str) -> Path:
-    return out / PLANS / f"{name}.yaml"
 
 
 def _is_done(folder: Path, config: TrainConfig) -> bool:
@@ -345,14 +339,22 @@ def _train_all(plan: Plan, todo: list[str], out: Path, jobs: int) -> dict[str, s
             advance(now - seen[name], note=f"{len(done)} of {len(plan.runs)} runs done, {len(faults)} failed")
             seen[name] = now
 
-        run_jobs([_job(name, out) for name in todo], jobs, follow)
+        run_jobs(plan_jobs(plan, todo, out), jobs, follow)
     return faults
 
 
-def _job(name: str, out: Path) -> Job:
-    """`diti train` with the settings of the plan."""
-    words = ["train", "--config", str(_plan_file(out, name)), "--out", str(out / name)]
-    return Job(name, words, out / LOGS / f"{name}.txt")
+def plan_jobs(plan: Plan, todo: Sequence[str], out: Path) -> list[Job]:
+    """`diti train` for each of these runs, with the settings of its file in plan/, which is written here."""
+    from diti.verbs.making import Train
+
+    jobs = []
+    for name in todo:
+        settings = _with_lively_log(plan.runs[name])
+        write_text(file := out / PLANS / f"{name}.yaml", to_yaml(settings))
+        command = Train(out=out / name, settings=settings, config=file)
+        told_by_file = Train(out=out / name, settings=settings)
+        jobs.append(Job(name, command, out / LOGS / f"{name}.txt", told_by_file))
+    return jobs
 
 
 def _progress_of(child: Child, folder: Path, before: int) -> int:

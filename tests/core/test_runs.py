@@ -6,7 +6,16 @@ import yaml
 
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
-from diti.core.runs import RunFolder, atomic_path, read_json, sha256_file, sha256_folder, versions, write_json
+from diti.core.runs import (
+    RunFolder,
+    atomic_path,
+    read_json,
+    sha256_file,
+    sha256_folder,
+    sha256_parts,
+    versions,
+    write_json,
+)
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_litter(tmp_path):
@@ -48,6 +57,13 @@ def test_hashes(tmp_path):
     before = sha256_folder(tmp_path)
     (tmp_path / "f").rename(tmp_path / "g")
     assert sha256_folder(tmp_path) != before, "names count too"
+
+
+def test_hashes_of_parts_are_those_of_what_is_there(tmp_path):
+    write_json(tmp_path / "folder" / "x.json", 1)
+    write_json(tmp_path / "y.json", 2)
+    parts = {"folder": sha256_folder(tmp_path / "folder"), "y.json": sha256_file(tmp_path / "y.json")}
+    assert sha256_parts(tmp_path, ("folder", "y.json", "missing")) == parts
 
 
 def test_versions_are_those_imported():

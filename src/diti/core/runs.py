@@ -9,7 +9,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -100,6 +100,12 @@ def sha256_folder(folder: Path) -> str:
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{sha256_file(path)}\n".encode())
     return digest.hexdigest()
+
+
+def sha256_parts(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Hex digest of each of these files and folders that a folder has."""
+    found = [folder / name for name in names if (folder / name).exists()]
+    return {path.name: sha256_folder(path) if path.is_dir() else sha256_file(path) for path in found}
 
 
 def versions() -> dict[str, str]:
