@@ -7,6 +7,7 @@ import yaml
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
 from diti.core.runs import (
+    FINISHED,
     RunFolder,
     atomic_path,
     read_json,
@@ -108,3 +109,16 @@ def test_a_run_is_continued_only_with_its_own_settings(tmp_path):
     (tmp_path / "other" / "thesis.txt").write_text("x")
     with pytest.raises(InputError, match="holds other files"):
         RunFolder(tmp_path / "other").begin(TrainingConfig(), {})
+
+
+def test_a_finished_run_lacks_nothing(tmp_path):
+    run = RunFolder(tmp_path)
+    assert run.missing() == list(FINISHED) and run.images_seen() == 0
+    for name in FINISHED:
+        (tmp_path / name).write_text("")
+    run.log(images=1_500, loss=1.0)
+    run.log(validation_loss=1.0)
+    assert run.missing() == [] and run.missing(1_500) == [] and run.images_seen() == 1_500
+    assert run.missing(3_000) == ["1,500 of its 3,000 images"]
+    (tmp_path / "card.md").unlink()
+    assert run.missing(1_500) == ["card.md"], "it is written last"

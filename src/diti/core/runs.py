@@ -19,6 +19,7 @@ from typing import Any
 from diti.config import differences, load_yaml, to_yaml
 from diti.core.errors import InputError
 
+FINISHED = ("config.yaml", "run.json", "model.json", "checks.json", "card.md")  # the card is written last
 _VERSIONED = ("diti", "torch", "diffusers", "accelerate", "numpy", "scikit-learn", "pyarrow")
 
 
@@ -152,6 +153,16 @@ class RunFolder:
                 f"{self.path} holds a run with other settings ({', '.join(changed)}); "
                 "repeat its command to continue it, or choose another --out"
             )
+
+    def missing(self, images: int = 0) -> list[str]:
+        """What the folder lacks of a finished model: files, and images that its training was to see."""
+        found = [name for name in FINISHED if not (self.path / name).is_file()]
+        unseen = images - self.images_seen()
+        return found + ([f"{unseen:,} of its {images:,} images"] if unseen > 0 else [])
+
+    def images_seen(self) -> int:
+        """By the lines of the log."""
+        return max((int(line.get("images", 0)) for line in self.read_log()), default=0)
 
     def log(self, **record: Any) -> None:
         """Append one line to the log."""

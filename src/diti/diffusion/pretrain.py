@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from diti.config import PretrainConfig, TrainConfig, preset
+from diti.config import WITHOUT_EFFECT, PretrainConfig, TrainConfig, preset
 from diti.core.images import grid, save_picture, to_uint8
 from diti.core.loop import TIME_BINS, LossReport, Objective, loss_by_time, make_accelerator, train
 from diti.core.rng import Draws
@@ -24,7 +24,7 @@ from diti.diffusion.validation import fixed_batches
 
 SAMPLES, SAMPLE_SEED = 32, 0
 # Settings that a continued run may change: they decide how long it runs and what it tells, not what it computes.
-FREE = frozenset({"images", "log_images", "validate_images", "checkpoint_images", "data"})
+FREE = WITHOUT_EFFECT | {"images", "data"}
 
 
 class Denoising(Objective):

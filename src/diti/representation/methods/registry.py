@@ -7,6 +7,7 @@ before a method is used, so that help and complaints come at once.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diti.config import TrainConfig
+from diti.config import WITHOUT_EFFECT, TrainConfig
 from diti.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -130,6 +131,14 @@ def idle_settings(method: str) -> list[str]:
         return cuts  # one from elsewhere may use what it likes of the rest
     cuts += [] if method in ("diti", "pdae") else ["solution"]
     return cuts + [section for section, owner in _SECTIONS.items() if owner != method]
+
+
+def effective(config: TrainConfig) -> TrainConfig:
+    """The settings with all that change nothing of the result at their defaults: equal ones compute the same."""
+    plain = TrainConfig()
+    told: dict[str, Any] = {name: getattr(plain.training, name) for name in WITHOUT_EFFECT}
+    idle: dict[str, Any] = {name: getattr(plain, name) for name in idle_settings(config.method)}
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, **told), **idle)
 
 
 def title_of(name: str) -> str:
