@@ -97,7 +97,7 @@ def test_all_readable_attributes_are_edited(measured):
     assert {"background", "blue"} <= set(readable) and measured["classifier"]["unreadable"] == ["freckles"]
     edits = measured["manipulation"]
     assert list(edits["attributes"]) == list(measured["directions"]) == readable and edits["images"] == 4
-    assert "reader before its last layer" in edits["distance_is"]
+    assert "attribute classifier before its last layer" in edits["distance_is"]
     for score in ("change", "leakage", "pixels", "distance"):
         assert edits["mean"][score]["low"] <= edits["mean"][score]["value"] <= edits["mean"][score]["high"]
     swaps = measured["interpolation"]

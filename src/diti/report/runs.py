@@ -79,6 +79,13 @@ class Run:
         return self.images / self.images_per_s if self.images_per_s else None
 
     @property
+    def budget(self) -> str:
+        """What was spent on learning, in words: only runs with the same words are compared as equals."""
+        if self.facts.get("verb") == "solve":
+            return "solved in closed form"
+        return f"{self.images:,} images" + (" after the closed form" if self.config.start == "solved" else "")
+
+    @property
     def command(self) -> str:
         return str(self.facts.get("command", ""))
 
@@ -122,6 +129,17 @@ class Group:
 
     label: str
     runs: tuple[Run, ...]
+
+    @property
+    def budget(self) -> str:
+        return self.runs[0].budget
+
+
+def unequal_budgets(first: Group, second: Group) -> str:
+    """A sentence that names both budgets; empty where they are equal."""
+    if first.budget == second.budget:
+        return ""
+    return f"Budgets differ: {first.label} {first.budget}, {second.label} {second.budget}."
 
 
 # ---- Reading -----------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class Method:
     name: str  # on the command line and in model.json
     title: str  # in tables, such as DiTi
     about: str  # one line for --help
+    loss: str = ""  # what its training loss is, for the axis of a figure; methods with equal words are comparable
     build: Callable[[TrainConfig, Backbone | None, Dataset], EncoderObjective]  # before the first step
     evaluate: Callable[[Any, Dataset], dict[str, Any]] = _USUAL["evaluate"]  # a line of the log, from time to time
     model: Callable[[Any, TrainConfig, Tensor, Tensor], Model] = _USUAL["model"]  # with mean and std (D,) of z
@@ -76,18 +77,20 @@ def _all_in(name: str) -> dict[str, Any]:
     return in_file(f"{ROOM}.{name}", "build", "evaluate", "model", "assess", "load", "validate")
 
 
-_DITI = _all_in("diti") | {"needs_backbone": True, "decodes": True}
+_DITI = _all_in("diti") | {"needs_backbone": True, "decodes": True, "loss": "λ-weighted loss of eq. 6"}
 _BUILT_IN = (
     Method(name="diti", title="DiTi", about="the code in parts, each for a stretch of time-steps", **_DITI),
     Method(name="pdae", title="PDAE", about="the code as a whole: diti with one part", **_DITI),
     Method(name="diffae", title="Diff-AE", about="code and diffusion model learned together", decodes=True,
-           **_all_in("diffae")),
+           loss="squared error of what the U-Net predicts", **_all_in("diffae")),
     Method(name="simclr", title="SimCLR", about="two views of an image are told from other images; no decoder",
+           loss="cross-entropy of finding the other view",
            **in_file(f"{ROOM}.simclr", "build", "evaluate", "validate")),
     Method(name="tcvae", title="β-TCVAE", about="a VAE whose dims say little about each other", decodes=True,
+           loss="pixel error and weighted KL, nats per pixel value",
            **in_file(f"{ROOM}.tcvae", "build", "model", "assess", "load", "validate")),
     Method(name="ibgan", title="IB-GAN", about="a GAN whose code is told from the image, through a bottleneck",
-           decodes=True, **_all_in("ibgan")),
+           loss="sum of generator, discriminator and information", decodes=True, **_all_in("ibgan")),
 )  # fmt: skip
 METHODS: dict[str, Method] = {method.name: method for method in _BUILT_IN}
 _CUTS = ("subsets", "partition", "detach")  # settings of DiTi, without effect on the other methods
@@ -144,6 +147,12 @@ def effective(config: TrainConfig) -> TrainConfig:
 def title_of(name: str) -> str:
     """A method's name in tables; one that is not known here keeps its own."""
     return find_method(name).title if name in known_methods() else name
+
+
+def loss_of(name: str) -> str:
+    """What a method's training loss is; of one that does not say, that it is its own."""
+    known = find_method(name).loss if name in known_methods() else ""
+    return known or f"training loss of {title_of(name)}"
 
 
 def decoding_methods() -> list[str]:
