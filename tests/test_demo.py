@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from diti.demo import Length, run_demo
 from diti.report.evidence import Effort
-effort = Effort(faces=2, pairs=2, changes=1, reader_images=256, reconstructed=2)
+effort = Effort(faces=2, pairs=2, changes=1, classifier_images=256, reconstructed=2)
 run_demo(Path(sys.argv[1]), Length(faces=600, images=64, effort=effort, remark="Smaller than quick."))
 """
 PAGE = "report/index.html"

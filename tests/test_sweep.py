@@ -87,6 +87,7 @@ def test_a_grid_multiplies_out():
         ({"runs": {"a": 3}}, r"runs: a must be a mapping of settings, got 3"),
         ({"runs": {"a/b": {}}}, r"a run cannot be called 'a/b-s0'"),
         ({"runs": {"a": {}, "b": {"log_images": 10}}}, r"a-s0 and b-s0 would compute the same"),
+        ({"runs": {"a": {}, "b": {"gradient_accumulation_steps": 2}}}, r"a-s0 and b-s0 would compute the same"),
         ({"grid": {"subsets": [4, 8]}, "runs": {"a": {"method": "pdae"}}}, r"would compute the same"),
         ({"grid": {"subsets": []}, "runs": {"a": {}}}, r"grid: subsets must be a list of at least one value"),
         ({"grid": {"subsets": 4}, "runs": {"a": {}}}, r"grid: subsets must be a list of at least one value"),
@@ -106,7 +107,7 @@ def test_mistakes_are_one_line(keys, complaint):
         ({"method": "pdae", "detach": True}, r"run b-s0: .*pdae has one"),
         ({"subsets": 500}, r"run b-s0: .*subsets"),
         ({"code_dim": 9999}, r"run b-s0: code_dim is 9999"),
-        ({"gradient_accumulation_steps": 3}, r"run b-s0: --train-batch-size 32 does not split"),
+        ({"gradient_accumulation_steps": 3, "subsets": 8}, r"run b-s0: --train-batch-size 32 does not split"),
         ({"backbone": "no/such/folder"}, r"run b-s0: .*no/such/folder"),
     ],
 )

@@ -17,6 +17,8 @@ from diti.core.errors import InputError, nearest
 
 DEFAULT_PRESET = "toyfaces32"
 Start = Literal["auto", "solved", "copy", "random"]
+# Settings of a training that change what is told, or how memory is used, and nothing of the result.
+WITHOUT_EFFECT = frozenset({"log_images", "validate_images", "checkpoint_images", "gradient_accumulation_steps"})
 RENAMED = {"decoder_start": "start"}  # settings of earlier versions, whose run folders are still read
 
 

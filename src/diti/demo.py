@@ -24,6 +24,7 @@ from diti.report.blocks import Figure, Section
 from diti.report.build import Report, report
 from diti.report.evidence import Effort
 from diti.report.terminal import print_table
+from diti.sweep import Plan, run_sweep
 
 SHIPPED = "toyfaces32-diti"  # a DiTi model that was trained longer, in the box
 METHODS = ("diti", "pdae")
@@ -101,15 +102,18 @@ def run_demo(out: Path, length: Length) -> Report:
 
 def train_methods(out: Path, data: Path, length: Length) -> list[Path]:
     """DiTi and PDAE for the same images and seeds, side by side."""
-    from diti.sweep import Plan, run_sweep
+    trained = run_sweep(plan_training(data, length), out)
+    return sorted(trained, key=lambda path: METHODS.index(path.name.split("-")[0]))
 
-    plan = {
+
+def plan_training(data: Path, length: Length) -> Plan:
+    """The runs by name."""
+    runs = {
         f"{method}-s{seed}": settings(method, seed, data, length.images)
         for seed in length.seeds
         for method in METHODS
     }
-    trained = run_sweep(Plan(plan), out)
-    return sorted(trained, key=lambda path: METHODS.index(path.name.split("-")[0]))
+    return Plan(runs)
 
 
 def settings(method: str, seed: int, data: Path, images: int) -> TrainConfig:

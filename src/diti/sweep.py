@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,14 +50,12 @@ from diti.core.errors import InputError, nearest
 from diti.core.jobs import Child, Job, lanes, run_jobs
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, read_json, write_text
-from diti.representation.methods.registry import find_method, idle_settings
+from diti.representation.methods.registry import effective, find_method
 
 if TYPE_CHECKING:
     from diti.diffusion.backbone import Backbone
 
 PLANS, LOGS = "plan", "logs"  # folders beside the runs
-FINISHED = ("model.json", "checks.json", "card.md")  # what a finished run holds; the card is written last
-TELLING = frozenset({"log_images", "validate_images", "checkpoint_images"})  # change nothing of the result
 AT_THE_TOP = {"seed": "list them at the top as seeds: [0, 1]", "preset": "name it at the top"}
 TOLD = ("loss_removed", "reconstruction_mse", "smallest_std")  # facts shown at the end, where a method has them
 LOG_LINES = 200  # per run, at least: the bar moves with them
@@ -81,7 +79,7 @@ class Plan:
             for needed in ("data", "backbone") if method.wants_backbone(config) else ("data",):
                 if not getattr(config, needed):
                     raise InputError(f"run {name}: {needed} is missing; name it at the top of the sweep")
-            other = equal.setdefault(_what_is_computed(config), name)
+            other = equal.setdefault(effective(resolve(config)), name)
             if other != name:
                 raise InputError(f"the runs {other} and {name} would compute the same; remove one of them")
 
@@ -94,15 +92,6 @@ class Plan:
         """The settings in which the runs differ, nested ones as outer.inner."""
         first, *others = self.runs.values()
         return list(dict.fromkeys(name for other in others for name in differences(first, other)))
-
-
-def _what_is_computed(config: TrainConfig) -> TrainConfig:
-    """The settings without those that change nothing of the result."""
-    config = resolve(config)
-    same: dict[str, Any] = dict.fromkeys(TELLING, 1)
-    plain = TrainConfig()
-    idle: dict[str, Any] = {name: getattr(plain, name) for name in idle_settings(config.method)}
-    return dataclasses.replace(config, training=dataclasses.replace(config.training, **same), **idle)
 
 
 @dataclass(frozen=True)
@@ -283,8 +272,6 @@ def run_sweep(plan: Plan, out: Path, jobs: int | None = None) -> list[Path]:
         if todo:
             rest = Plan({name: plan.runs[name] for name in todo})
             prepare_data(rest, check_plan(rest))
-            for name in todo:
-                write_text(_plan_file(out, name), to_yaml(_with_lively_log(plan.runs[name])))
             jobs = jobs or lanes()
             print(f"{len(todo)} of {len(plan.runs)} runs to train, {jobs} at a time; their output: {out / LOGS}")
             faults = _train_all(plan, todo, out, jobs)
@@ -297,10 +284,6 @@ def run_sweep(plan: Plan, out: Path, jobs: int | None = None) -> list[Path]:
     return [out / name for name in plan.runs]
 
 
-def _plan_file(out: Path, name: str) -> Path:
-    return out / PLANS / f"{name}.yaml"
-
-
 def _is_done(folder: Path, config: TrainConfig) -> bool:
     """Whether the run is complete; a folder that holds something else is refused."""
     saved = folder / "config.yaml"
@@ -308,18 +291,13 @@ def _is_done(folder: Path, config: TrainConfig) -> bool:
         if folder.exists() and not (folder.is_dir() and all(p.name.startswith(".") for p in folder.iterdir())):
             raise InputError(f"{folder} is not a run; remove it, or choose another --out")
         return False
-    without_effect = TELLING.union(idle_settings(config.method))
-    if changed := differences(resolve(load_yaml(TrainConfig(), saved)), resolve(config), without_effect):
+    before = resolve(load_yaml(TrainConfig(), saved))
+    if changed := differences(effective(before), effective(resolve(config))):
         raise InputError(
             f"{folder} holds a run with other settings ({', '.join(changed)}); "
             "remove it, name the run differently, or choose another --out"
         )
-    complete = all((folder / name).is_file() for name in FINISHED)
-    return complete and _logged_images(folder) >= config.training.images
-
-
-def _logged_images(folder: Path) -> int:
-    return max((record["images"] for record in RunFolder(folder).read_log()[-1:]), default=0)
+    return not RunFolder(folder).missing(config.training.images)
 
 
 def _saved_images(folder: Path) -> int:
@@ -345,21 +323,29 @@ def _train_all(plan: Plan, todo: list[str], out: Path, jobs: int) -> dict[str, s
             advance(now - seen[name], note=f"{len(done)} of {len(plan.runs)} runs done, {len(faults)} failed")
             seen[name] = now
 
-        run_jobs([_job(name, out) for name in todo], jobs, follow)
+        run_jobs(plan_jobs(plan, todo, out), jobs, follow)
     return faults
 
 
-def _job(name: str, out: Path) -> Job:
-    """`diti train` with the settings of the plan."""
-    words = ["train", "--config", str(_plan_file(out, name)), "--out", str(out / name)]
-    return Job(name, words, out / LOGS / f"{name}.txt")
+def plan_jobs(plan: Plan, todo: Sequence[str], out: Path) -> list[Job]:
+    """`diti train` for each of these runs, with the settings of its file in plan/, which is written here."""
+    from diti.verbs.making import Train
+
+    jobs = []
+    for name in todo:
+        settings = _with_lively_log(plan.runs[name])
+        write_text(file := out / PLANS / f"{name}.yaml", to_yaml(settings))
+        command = Train(out=out / name, settings=settings, config=file)
+        told_by_file = Train(out=out / name, settings=settings)
+        jobs.append(Job(name, command, out / LOGS / f"{name}.txt", told_by_file))
+    return jobs
 
 
 def _progress_of(child: Child, folder: Path, before: int) -> int:
     """Images seen by the log, once this process wrote to it: until then it may tell of a run that was killed."""
-    log = RunFolder(folder).log_path
-    fresh = log.is_file() and log.stat().st_mtime >= child.began
-    return _logged_images(folder) if fresh else before
+    run = RunFolder(folder)
+    fresh = run.log_path.is_file() and run.log_path.stat().st_mtime >= child.began
+    return run.images_seen() if fresh else before
 
 
 def _fault(child: Child, folder: Path, config: TrainConfig) -> str:

@@ -6,7 +6,17 @@ import yaml
 
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
-from diti.core.runs import RunFolder, atomic_path, read_json, sha256_file, sha256_folder, versions, write_json
+from diti.core.runs import (
+    FINISHED,
+    RunFolder,
+    atomic_path,
+    read_json,
+    sha256_file,
+    sha256_folder,
+    sha256_parts,
+    versions,
+    write_json,
+)
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_litter(tmp_path):
@@ -48,6 +58,13 @@ def test_hashes(tmp_path):
     before = sha256_folder(tmp_path)
     (tmp_path / "f").rename(tmp_path / "g")
     assert sha256_folder(tmp_path) != before, "names count too"
+
+
+def test_hashes_of_parts_are_those_of_what_is_there(tmp_path):
+    write_json(tmp_path / "folder" / "x.json", 1)
+    write_json(tmp_path / "y.json", 2)
+    parts = {"folder": sha256_folder(tmp_path / "folder"), "y.json": sha256_file(tmp_path / "y.json")}
+    assert sha256_parts(tmp_path, ("folder", "y.json", "missing")) == parts
 
 
 def test_versions_are_those_imported():
@@ -92,3 +109,16 @@ def test_a_run_is_continued_only_with_its_own_settings(tmp_path):
     (tmp_path / "other" / "thesis.txt").write_text("x")
     with pytest.raises(InputError, match="holds other files"):
         RunFolder(tmp_path / "other").begin(TrainingConfig(), {})
+
+
+def test_a_finished_run_lacks_nothing(tmp_path):
+    run = RunFolder(tmp_path)
+    assert run.missing() == list(FINISHED) and run.images_seen() == 0
+    for name in FINISHED:
+        (tmp_path / name).write_text("")
+    run.log(images=1_500, loss=1.0)
+    run.log(validation_loss=1.0)
+    assert run.missing() == [] and run.missing(1_500) == [] and run.images_seen() == 1_500
+    assert run.missing(3_000) == ["1,500 of its 3,000 images"]
+    (tmp_path / "card.md").unlink()
+    assert run.missing(1_500) == ["card.md"], "it is written last"

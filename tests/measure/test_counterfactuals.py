@@ -14,6 +14,7 @@ from tiny import DIMS, tiny_model
 
 from diti.core.errors import InputError
 from diti.core.images import to_float
+from diti.core.runs import sha256_folder
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
@@ -76,6 +77,9 @@ def test_the_record_is_whole_and_on_disk(place, measured):
     data = open_data(str(place / "faces"))
     assert measured["data"] == {"name": "toyfaces", "hash": data.hash, "images": 300}
     assert measured["encoder"] == encoder_hash(tiny_model(subsets=6).encoder)
+    assert measured["weights"] == {
+        part: sha256_folder(place / "model" / part) for part in ("encoder", "decoder", "unet")
+    }
     assert (measured["method"], measured["subsets"], measured["split"]) == ("diti", 6, "test")
     assert measured["settings"]["dims"] == DIMS // 4 and measured["settings"]["classifier_images"] == 1_600
     assert measured["command"].startswith("diti") and measured["versions"]["torch"]
@@ -93,7 +97,7 @@ def test_all_readable_attributes_are_edited(measured):
     assert {"background", "blue"} <= set(readable) and measured["classifier"]["unreadable"] == ["freckles"]
     edits = measured["manipulation"]
     assert list(edits["attributes"]) == list(measured["directions"]) == readable and edits["images"] == 4
-    assert "classifier before its last layer" in edits["distance_is"]
+    assert "attribute classifier before its last layer" in edits["distance_is"]
     for score in ("change", "leakage", "pixels", "distance"):
         assert edits["mean"][score]["low"] <= edits["mean"][score]["value"] <= edits["mean"][score]["high"]
     swaps = measured["interpolation"]

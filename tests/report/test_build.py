@@ -2,27 +2,21 @@
 
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fake_run import make_run
 
 from diti.cli import main
 from diti.core.errors import InputError
+from diti.core.runs import versions, write_json
 from diti.data.sources import open_data
+from diti.report import evidence
 from diti.report.blocks import Cell, Table
 from diti.report.build import find_runs, listed, shared_data
 from diti.report.evidence import Effort, plan_stages
 from diti.report.terminal import print_table
-
-
-def make_run(path, data="toyfaces:40", subsets=4, decoder=True, weights=b"w"):
-    """The files that decide what is measured; nothing here is ever loaded as a network."""
-    for folder in ("unet", "encoder", *(["decoder"] if decoder else [])):
-        (path / folder).mkdir(parents=True)
-        (path / folder / "model.safetensors").write_bytes(weights)
-    (path / "config.yaml").write_text(f"data: {data}\n")
-    (path / "run.json").write_text(json.dumps({"verb": "train"}))
-    (path / "partition.json").write_text(json.dumps({"subsets": subsets}))
-    return path
 
 
 def test_runs_are_found_alone_and_in_folders(tmp_path):
@@ -71,7 +65,7 @@ def test_baselines_are_probed_once_and_the_first_edits_come_first(tmp_path, face
     assert [(s.run.name, s.name) for s in stages] == [
         ("a", "counterfactuals"), ("a", "probe"), ("a", "analysis"), ("b", "probe"), ("b", "counterfactuals"),
     ]  # fmt: skip
-    assert ["--no-baselines" in s.words for s in stages if s.name == "probe"] == [False, True]
+    assert [s.command.baselines for s in stages if s.name == "probe"] == [True, False]
 
 
 def test_baselines_come_with_a_run_that_holds_the_backbone(tmp_path, faces):
@@ -80,7 +74,7 @@ def test_baselines_come_with_a_run_that_holds_the_backbone(tmp_path, faces):
 
     def with_baselines(runs):
         stages = plan_stages(runs, faces, "toyfaces:40", Effort())
-        return [s.run.name for s in stages if "--no-baselines" not in s.words]
+        return [s.run.name for s in stages if s.name == "probe" and s.command.baselines]
 
     assert with_baselines(runs) == ["b"] and with_baselines(runs[:1]) == ["a"]
 
@@ -112,8 +106,80 @@ def test_a_stage_is_done_for_its_own_settings_only(tmp_path, faces):
     assert probe(baselines=False).is_done, "what was measured beyond the request does no harm"
     probe(baselines=False).note()
     assert not probe().is_done, "the baselines are missing"
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What `measure_runs` starts, in place of the processes: each command leaves the record it would write."""
+    started = []
+
+    def run_jobs(jobs, side_by_side, on_poll):
+        for job in jobs:
+            verb, out = job.words[0], job.command.out
+            record = {"probe": out, "analyze": out / "analysis.json"}.get(verb, out / "counterfactuals.json")
+            write_json(record, {})
+            started.append(f"{verb} {Path(job.command.model).name}")
+            on_poll(SimpleNamespace(job=job, ended=True, fault="", began=0.0))
+
+    monkeypatch.setattr(evidence, "run_jobs", run_jobs)
+
+    def measure(*runs, **effort):
+        started.clear()
+        evidence.measure_runs(
+            runs, open_data("toyfaces:40", 16), "toyfaces:40", Effort(**effort), runs[0] / "logs"
+        )
+        return sorted(started)
+
+    return measure
+
+
+ALL = ["analyze a", "counterfactuals a", "probe a"]
+
+
+def test_what_did_not_change_is_not_measured_again(tmp_path, measured):
+    run = make_run(tmp_path / "a")
+    assert measured(run) == ALL
+    assert measured(run) == []
+    assert measured(run, seed=1) == ALL
+    assert measured(run, seed=1, faces=3) == ["counterfactuals a"]
+
+
+@pytest.mark.parametrize("part", ["encoder", "decoder", "unet"])
+def test_other_weights_are_measured_anew(tmp_path, measured, part):
+    """Such as those of a decoder that was trained longer while --encoder-rate 0 kept the encoder."""
+    run = make_run(tmp_path / "a")
+    measured(run)
+    (run / part / "model.safetensors").write_bytes(b"trained on")
+    assert measured(run) == ALL, "the probe too: it reconstructs"
+    assert measured(run) == []
+
+
+def test_a_model_that_only_encodes_depends_on_its_encoder_alone(tmp_path, measured):
+    run = make_run(tmp_path / "a", subsets=1, decoder=False)
+    assert measured(run) == ["probe a"]
+    (run / "unet" / "model.safetensors").write_bytes(b"another")
+    assert measured(run) == []
     (run / "encoder" / "model.safetensors").write_bytes(b"trained on")
-    assert not probe().is_done, "another encoder"
+    assert measured(run) == ["probe a"]
+
+
+def test_another_version_of_the_package_measures_anew(tmp_path, measured, monkeypatch):
+    run = make_run(tmp_path / "a")
+    measured(run)
+    monkeypatch.setattr(evidence, "versions", lambda: versions() | {"diti": "99.0"})
+    assert measured(run) == ALL
+    assert measured(run) == []
+
+
+def test_a_record_of_other_weights_is_not_shown_even_where_another_run_is_analysed(tmp_path, measured):
+    """The theory is about the backbone, so only the first run that holds it is analysed."""
+    first, second = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    assert "analyze b" in measured(second)
+    record = next((second / "measured").glob("*/analysis/analysis.json"))
+    measured(first, second)
+    assert record.is_file()
+    (second / "decoder" / "model.safetensors").write_bytes(b"trained on")
+    assert "analyze b" not in measured(first, second) and not record.exists()
 
 
 def test_efforts_are_checked():

@@ -36,6 +36,7 @@ def write_run(path, config=USUAL, images=200, weights=1.0, **facts):
     run.log(images=images, validation_loss=0.1)
     write_json(path / "model.json", {"method": config.method, "format": 1})
     write_json(path / "checks.json", {"loss_removed": 0.5})
+    (path / "card.md").write_text("# DiTi\n")
     for part, shape in (("encoder", (3, 4)), ("unet", (2, 5))):
         (path / part).mkdir()
         name = "diffusion_pytorch_model" if part == "unet" else "model"
@@ -87,7 +88,7 @@ def test_a_pretrained_backbone_is_refused(tmp_path, faces):
         read_run(write_run(tmp_path / "run", verb="pretrain"), faces)
 
 
-@pytest.mark.parametrize("missing", ["model.json", "checks.json"])
+@pytest.mark.parametrize("missing", ["model.json", "checks.json", "card.md"])
 def test_an_unfinished_run_says_how_to_finish_it(tmp_path, faces, missing):
     folder = write_run(tmp_path / "run")
     (folder / missing).unlink()

@@ -397,6 +397,62 @@ def test_of_several_methods_the_best_two_are_compared():
     assert re.fullmatch(r"β-TCVAE [\d.]+ against PDAE [\d.]+ change: β-TCVAE is ahead by 2\.000\.", told)
 
 
+def with_budget(group, label, images=25_600, **run):
+    return replace(group, label=label, runs=tuple(replace(r, images=images, **run) for r in group.runs))
+
+
+SOLVED = {"facts": {"verb": "solve"}}
+
+
+def test_a_budget_is_images_or_a_solution():
+    assert make_run(replace(USUAL, start="copy")).budget == "25,600 images"
+    assert make_run(replace(USUAL, start="solved")).budget == "25,600 images after the closed form"
+    assert make_run(**SOLVED).budget == make_run(images=7, **SOLVED).budget == "solved in closed form"
+
+
+def test_verdicts_compare_equal_budgets_only(good, bad):
+    """The best of all was trained ten times longer, as the model in the package that a demo shows."""
+    longer = with_budget(good, "shipped", 400_000)
+    groups = [with_budget(bad, "DiTi", 40_000), with_budget(bad, "PDAE", 40_000), longer]
+    told = verdicts(groups)
+    assert len(told) == 3 and not any("shipped" in sentence for sentence in told)
+    assert all(s.startswith("DiTi ") and "(both: 40,000 images): within the interval" in s for s in told)
+
+
+def test_each_budget_has_its_own_verdict(good, bad):
+    groups = [
+        with_budget(good, "solved DiTi", 9, **SOLVED), with_budget(bad, "DiTi", 40), with_budget(good, "PDAE", 40),
+        with_budget(bad, "solved PDAE", 8, **SOLVED),
+    ]  # fmt: skip
+    first, second, *_ = verdicts(groups)
+    assert "(both: solved in closed form): solved DiTi is ahead" in first and "against solved PDAE" in first
+    assert first.startswith("solved DiTi") and second.startswith("DiTi")
+    assert "(both: 40 images): PDAE is ahead" in second
+
+
+def test_unequal_budgets_are_named_and_nobody_is_ahead(good, bad):
+    trained = {"config": replace(USUAL, start="solved")}
+    groups = [with_budget(good, "DiTi", 400_000, **trained), with_budget(bad, "DiTi, solved", **SOLVED)]
+    ap, r, mse = verdicts(groups)
+    for sentence in (ap, r, mse):
+        assert sentence.startswith("DiTi (400,000 images after the closed form) ")
+        assert " against DiTi, solved (solved in closed form) " in sentence
+        assert sentence.endswith("the budgets differ, so this is no verdict.") and "ahead" not in sentence
+    assert "Budgets differ: DiTi 400,000 images" in attribute_table(groups).note
+    assert "Budgets differ" not in attribute_table([good, bad]).note
+
+
+def test_bold_is_the_best_of_an_equal_budget(good, bad):
+    middle = make_group(1.0)
+    groups = [with_budget(bad, "a", 40), with_budget(middle, "b", 40), with_budget(good, "longer", 400)]
+    table = table1(groups)
+    assert {name: cell.tone for name, cell in column(table, "mean AP %").items()} == {
+        "a": "", "b": "best", "longer": "", "chance": "baseline",
+    }  # fmt: skip
+    assert "Bold compares equal budgets only." in table.note
+    assert "equal budgets" not in table1([good, bad]).note
+
+
 def test_methods_that_do_not_pass_the_best_baseline_are_named(good, bad):
     baselines = [
         {"name": name, "probe": probe_record(noise)["probe"]} for name, noise in (("PCA", 1.0), ("random", 3.0))

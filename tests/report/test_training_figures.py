@@ -6,7 +6,15 @@ import pytest
 from PIL import Image
 
 from diti.core.runs import RunFolder
-from diti.report.training_figures import mean_by_stretch, save_loss_by_time, save_training_losses, smoothed
+from diti.report.training_figures import (
+    LossPanel,
+    draw_loss_by_time,
+    draw_training_losses,
+    mean_by_stretch,
+    save_loss_by_time,
+    save_training_losses,
+    smoothed,
+)
 
 
 @pytest.fixture
@@ -31,14 +39,31 @@ def test_neighbours_are_averaged_once_and_few_points_stay():
 
 def test_both_figures_are_pictures(run, tmp_path):
     for path in (
-        save_loss_by_time(run, tmp_path / "a9.png"),
-        save_training_losses({"DiTi": run, "no log": tmp_path / "elsewhere"}, tmp_path / "a10.png"),
+        save_loss_by_time(run, "eq. 6", tmp_path / "a9.png"),
+        save_training_losses(
+            [LossPanel("eq. 6", {"DiTi": run, "no log": tmp_path / "elsewhere"})], tmp_path / "a10.png"
+        ),
     ):
         with Image.open(path) as picture:
             assert picture.format == "PNG" and picture.width > 500
 
 
 def test_nothing_is_drawn_without_a_log(tmp_path):
-    assert save_loss_by_time(tmp_path, tmp_path / "a9.png") is None
-    assert save_training_losses({"DiTi": tmp_path}, tmp_path / "a10.png") is None
+    assert save_loss_by_time(tmp_path, "eq. 6", tmp_path / "a9.png") is None
+    assert save_training_losses([LossPanel("eq. 6", {"DiTi": tmp_path})], tmp_path / "a10.png") is None
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_every_loss_has_a_panel_of_its_own_with_its_name(run, tmp_path):
+    nothing = tmp_path / "elsewhere"
+    panels = [
+        LossPanel("eq. 6", {"DiTi": run, "PDAE": run, "no log": nothing}),
+        LossPanel("no log at all", {"SimCLR": nothing}),
+        LossPanel("nats", {"VAE": run}),
+        LossPanel("hinge", {"GAN": run}),
+    ]
+    drawn = draw_training_losses(panels).axes
+    assert [(axes.get_ylabel(), [line.get_label() for line in axes.lines]) for axes in drawn] == [
+        ("eq. 6", ["DiTi", "PDAE"]), ("nats", ["VAE"]), ("hinge", ["GAN"]),
+    ]  # fmt: skip
+    assert draw_loss_by_time(run, "eq. 6").axes[0].get_ylabel() == "eq. 6"

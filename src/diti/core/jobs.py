@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diti.core.command_words import words_of
+
 POLL_SECONDS, GRACE_SECONDS = 0.5, 10.0
 
 # The child asks Linux to be killed when its parent ends, however it ends, and becomes the command. The check
@@ -38,8 +40,14 @@ class Job:
     """A command to run."""
 
     name: str
-    words: Sequence[str]  # after `diti`
+    command: Any  # the record of a verb's options
     log: Path  # file for what it prints
+    known: Any = None  # record of what the command assumes without being told, where not the verb's defaults
+
+    @property
+    def words(self) -> list[str]:
+        """Of the command line, after `diti`."""
+        return words_of(self.command, self.known)
 
 
 @dataclass(frozen=True)

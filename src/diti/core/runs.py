@@ -9,7 +9,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,6 +20,7 @@ from diti import __version__
 from diti.config import differences, load_yaml, to_yaml
 from diti.core.errors import InputError
 
+FINISHED = ("config.yaml", "run.json", "model.json", "checks.json", "card.md")  # the card is written last
 _VERSIONED = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "pyarrow")
 
 
@@ -103,6 +104,12 @@ def sha256_folder(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def sha256_parts(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Hex digest of each of these files and folders that a folder has."""
+    found = [folder / name for name in names if (folder / name).exists()]
+    return {path.name: sha256_folder(path) if path.is_dir() else sha256_file(path) for path in found}
+
+
 def versions() -> dict[str, str]:
     """Versions of what the numbers depend on, read without importing it."""
     found = {"python": platform.python_version(), "diti": __version__}
@@ -147,6 +154,16 @@ class RunFolder:
                 f"{self.path} holds a run with other settings ({', '.join(changed)}); "
                 "repeat its command to continue it, or choose another --out"
             )
+
+    def missing(self, images: int = 0) -> list[str]:
+        """What the folder lacks of a finished model: files, and images that its training was to see."""
+        found = [name for name in FINISHED if not (self.path / name).is_file()]
+        unseen = images - self.images_seen()
+        return found + ([f"{unseen:,} of its {images:,} images"] if unseen > 0 else [])
+
+    def images_seen(self) -> int:
+        """By the lines of the log."""
+        return max((int(line.get("images", 0)) for line in self.read_log()), default=0)
 
     def log(self, **record: Any) -> None:
         """Append one line to the log."""

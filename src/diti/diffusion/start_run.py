@@ -6,14 +6,14 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from diti.config import PretrainConfig, TrainConfig, preset
+from diti.config import WITHOUT_EFFECT, PretrainConfig, TrainConfig, preset
 from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone
 
 # Settings that a continued run may change: they decide how long it runs and what it tells, not what it computes.
-FREE = frozenset({"images", "log_images", "validate_images", "checkpoint_images", "data"})
+FREE = WITHOUT_EFFECT | {"images", "data"}
 
 
 def start_run(

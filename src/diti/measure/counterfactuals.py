@@ -22,7 +22,7 @@ from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
-from diti.core.runs import command_line, versions, write_json
+from diti.core.runs import command_line, sha256_parts, versions, write_json
 from diti.data.predicted import predicted_columns
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
@@ -136,6 +136,7 @@ class EditStudy:
         record: dict[str, Any] = {
             "model": self.source, "method": self.model.method, "subsets": self.model.partition.subsets,
             "encoder": encoder_hash(self.model.encoder),
+            "weights": sha256_parts(locate(self.source), ("encoder", "decoder", "unet")),
             "data": {"name": self.dataset.name, "hash": self.dataset.hash, "images": len(self.dataset)},
             "predicted": sorted(predicted_columns(self.dataset)), "split": self.split,
             "settings": self.settings, "classifier": self.classifier_quality(), "left_out": self.left_out,

@@ -1,11 +1,13 @@
 """What a report needs to know about runs and has not measured yet: verbs side by side, results kept in the runs.
 
 Each stage is one `diti` command with a thread of its own. Its record says that it is done; `measured.json` says by
-which settings and for which encoder and data, so that what changed is measured again and nothing else.
+which options and version of the package, and of which weights and data, so that what changed is measured again and
+nothing else.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +17,14 @@ from typing import Any
 from diti.core.errors import InputError
 from diti.core.jobs import Child, Job, lanes, run_jobs
 from diti.core.progress import progress_bar
-from diti.core.runs import read_json, sha256_folder, write_json
+from diti.core.runs import read_json, sha256_folder, sha256_parts, versions, write_json
 from diti.data.prepared import Dataset
 from diti.report.runs import MEASURED, measured_folder
 
 NOTES = "measured.json"  # stage → what it was measured with
+ENCODING = ("encoder", "partition.json", "stats.safetensors")  # parts of a model folder that z comes from
+DECODING = ("decoder", "unet", "scheduler", "backbone.json")  # and those that make images, where a model has them
+PLACES = ("model", "data", "out")  # options that name what is compared by content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +52,22 @@ class Stage:
     name: str  # key of MEASURED
     run: Path
     folder: Path  # of the run, for this dataset
-    words: list[str]  # of the command, after `diti`
+    command: Any  # the record of the verb's options
     seconds: float  # expected on one core, for the time left
-    settings: dict[str, Any]  # what the result depends on
+    inputs: dict[str, Any]  # what the result depends on besides the options: weights, data, version
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that the result depends on."""
+        options = dataclasses.asdict(self.command)
+        return {"options": {name: options[name] for name in options if name not in PLACES}, **self.inputs}
 
     @property
     def is_done(self) -> bool:
-        """Whether it was measured with these settings; baselines that nobody asked for do no harm."""
-        noted = self._notes().get(self.name)
-        fits = noted in (self.settings, self.settings | {"baselines": True})
-        return (self.folder / MEASURED[self.name]).is_file() and fits
+        """Whether it was measured like this; baselines that nobody asked for do no harm."""
+        key, noted = self.key, self._notes().get(self.name)
+        with_baselines = key | {"options": key["options"] | {"baselines": True}}
+        return (self.folder / MEASURED[self.name]).is_file() and noted in (key, with_baselines)
 
     def _notes(self) -> dict[str, Any]:
         path = self.folder / NOTES
@@ -68,18 +79,19 @@ class Stage:
 
     def note(self) -> None:
         """After it was measured."""
-        write_json(self.folder / NOTES, self._notes() | {self.name: self.settings})
+        write_json(self.folder / NOTES, self._notes() | {self.name: self.key})
 
 
 def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort, logs: Path) -> None:
     """Bring every run's records on the dataset up to date; what was measured before is kept."""
     stages = [stage for stage in plan_stages(runs, dataset, data, effort) if not stage.is_done]
+    possible = [stage for run in runs for stage in stages_of(run, dataset, data, effort, baselines=False)]
+    for stage in [*stages, *(stage for stage in possible if not stage.is_done)]:
+        stage.forget()
     if not stages:
         return
-    for stage in stages:
-        stage.forget()
     by_name = {f"{stage.run.name}-{stage.name}": stage for stage in stages}
-    jobs = [Job(name, stage.words, logs / f"{name}.txt") for name, stage in by_name.items()]
+    jobs = [Job(name, stage.command, logs / f"{name}.txt") for name, stage in by_name.items()]
     faults: dict[str, str] = {}
     with progress_bar("measuring", round(sum(stage.seconds for stage in stages)), unit="s") as advance:
         shown = dict.fromkeys(by_name, 0.0)
@@ -125,27 +137,34 @@ def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effor
 
 def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines: bool) -> list[Stage]:
     """What can be measured about a run: all of it with labels, the losses by time-step without."""
-    folder = measured_folder(run, dataset.name, dataset.hash)
-    about = {"encoder": sha256_folder(run / "encoder"), "data": dataset.hash, "seed": effort.seed}
-    shared = ["--data", data, "--seed", str(effort.seed)]
+    from diti.verbs.measuring import Analyze, Counterfactuals, Probe
 
-    def stage(name: str, words: list[str], seconds: float, **settings: Any) -> Stage:
-        where = folder / MEASURED[name] if name == "probe" else (folder / MEASURED[name]).parent
-        return Stage(name, run, folder, [*words, *shared, "--out", str(where)], seconds, about | settings)
+    folder = measured_folder(run, dataset.name, dataset.hash)
+    outs = {name: folder / file for name, file in MEASURED.items()}
+    decodes = (run / "decoder").is_dir()
+    reconstructed = effort.reconstructed if decodes else 0
+    shared: dict[str, Any] = {"model": str(run), "data": data, "seed": effort.seed}
+    hashes = sha256_parts(run, [*ENCODING, *DECODING])
+
+    def stage(name: str, command: Any, seconds: float, unused: Sequence[str] = ()) -> Stage:
+        weights = {part: digest for part, digest in hashes.items() if part not in unused}
+        inputs = {"weights": weights, "data": dataset.hash, "diti": versions()["diti"]}
+        return Stage(name, run, folder, command, seconds, inputs)
 
     found = []
-    decodes = (run / "decoder").is_dir()
     if dataset.attributes:
-        reconstructed = effort.reconstructed if decodes else 0
-        words = ["probe", str(run), "--disentanglement", "--reconstruct", str(reconstructed)]
-        words += [] if baselines else ["--no-baselines"]
-        settings = {"reconstructed": reconstructed, "baselines": baselines}
-        found.append(stage("probe", words, 60 if baselines else 30, **settings))
+        command: Any = Probe(
+            out=outs["probe"], disentanglement=True, reconstruct=reconstructed, baselines=baselines, **shared
+        )
+        # It looks at z, unless it reconstructs; the backbone of the baselines comes with a decoder.
+        found.append(stage("probe", command, 60 if baselines else 30, () if reconstructed else DECODING))
     if dataset.attributes and decodes:
-        counts = {"images": effort.faces, "pairs": effort.pairs, "classifier-images": effort.classifier_images}
-        words = ["counterfactuals", str(run), *(w for k, v in counts.items() for w in (f"--{k}", str(v)))]
-        found.append(stage("counterfactuals", words, 80, **counts))
+        command = Counterfactuals(
+            out=outs["counterfactuals"].parent, images=effort.faces, pairs=effort.pairs,
+            classifier_images=effort.classifier_images, **shared,
+        )  # fmt: skip
+        found.append(stage("counterfactuals", command, 80))
     if read_json(run / "partition.json").get("subsets", 1) != 1:
-        words = ["analyze", str(run), "--count", str(effort.changes)]
-        found.append(stage("analysis", words, 40, changes=effort.changes))
+        command = Analyze(out=outs["analysis"].parent, count=effort.changes, **shared)
+        found.append(stage("analysis", command, 40))
     return found

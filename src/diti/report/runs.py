@@ -22,7 +22,7 @@ from diti.config import (
 )
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, read_json, sha256_file
-from diti.representation.methods.registry import idle_settings, title_of
+from diti.representation.methods.registry import effective, title_of
 
 if TYPE_CHECKING:
     from diti.data.prepared import Dataset
@@ -41,14 +41,12 @@ SPECIAL_WORDS = {
     ("views.augment", "no-colour"): "without colour augmentation",
     ("start", "copy"): "from the backbone",
 }
-NO_EFFECT = ("seed", "log_images", "validate_images", "checkpoint_images", "gradient_accumulation_steps")
 MEASURED = {
     "probe": "probe.json",
     "analysis": "analysis/analysis.json",
     "counterfactuals": "counterfactuals/counterfactuals.json",
 }
 MAKERS = ("train", "solve")  # verbs whose folders are runs
-NEEDED = ("config.yaml", "run.json", "model.json", "checks.json")
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,13 @@ class Run:
         return self.images / self.images_per_s if self.images_per_s else None
 
     @property
+    def budget(self) -> str:
+        """What was spent on learning, in words: only runs with the same words are compared as equals."""
+        if self.facts.get("verb") == "solve":
+            return "solved in closed form"
+        return f"{self.images:,} images" + (" after the closed form" if self.config.start == "solved" else "")
+
+    @property
     def command(self) -> str:
         return str(self.facts.get("command", ""))
 
@@ -108,18 +113,13 @@ class Run:
     @property
     def recipe(self) -> TrainConfig:
         """The settings without seed and without what cannot change the result; data and backbone by content."""
-        standard, plain = TrainingConfig(), TrainConfig()
-        training = dataclasses.replace(
-            self.config.training, **{name: getattr(standard, name) for name in NO_EFFECT}
-        )
-        changes: Record = {name: getattr(plain, name) for name in idle_settings(self.config.method)}
+        config = effective(self.config)
         return dataclasses.replace(
-            self.config,
+            config,
             preset="",
-            data=self.data_hash or self.config.data,
-            backbone=self.backbone_hash or self.config.backbone,
-            training=training,
-            **changes,
+            data=self.data_hash or config.data,
+            backbone=self.backbone_hash or config.backbone,
+            training=dataclasses.replace(config.training, seed=0),
         )
 
 
@@ -129,6 +129,17 @@ class Group:
 
     label: str
     runs: tuple[Run, ...]
+
+    @property
+    def budget(self) -> str:
+        return self.runs[0].budget
+
+
+def unequal_budgets(first: Group, second: Group) -> str:
+    """A sentence that names both budgets; empty where they are equal."""
+    if first.budget == second.budget:
+        return ""
+    return f"Budgets differ: {first.label} {first.budget}, {second.label} {second.budget}."
 
 
 # ---- Reading -----------------------------------------------------------------------------------------------
@@ -152,7 +163,7 @@ def read_run(path: Path, dataset: Dataset) -> Run:
         config=config,
         facts=read_json(path / "run.json"),
         checks=read_json(path / "checks.json"),
-        images=images_seen(log),
+        images=RunFolder(path).images_seen(),
         images_per_s=statistics.median(speeds) if speeds else None,
         peak_memory_mb=max((line["peak_memory_mb"] for line in log if "peak_memory_mb" in line), default=None),
         weights={part: count_numbers(file) for part, file in _weight_files(path).items()},
@@ -167,17 +178,9 @@ def check_finished(path: Path) -> None:
     """InputError for anything but a folder that diti train or solve wrote to its end; says how to finish it."""
     _check_kind(path)
     length = 0 if _verb(path) == "solve" else read_config(path).training.images
-    missing = [name for name in NEEDED if not (path / name).is_file()]
-    if (seen := images_seen(RunFolder(path).read_log())) < length:
-        missing.append(f"{length - seen:,} of its {length:,} images")
-    if missing:
+    if missing := RunFolder(path).missing(length):
         command = read_json(path / "run.json").get("command")
         raise InputError(f"{path} is not a finished run ({', '.join(missing)} missing); finish it with: {command}")
-
-
-def images_seen(log: Sequence[Record]) -> int:
-    """By the lines of a run's log."""
-    return max((int(line.get("images", 0)) for line in log), default=0)
 
 
 def _check_kind(path: Path) -> None:
@@ -237,26 +240,24 @@ def label_of(config: TrainConfig, only: Sequence[str] | None = None) -> str:
 
     How long and on what it was trained is left to the tables.
     """
-    config = resolve(config)
+    config = effective(resolve(config))
     name = title_of(config.method)
     skipped = frozenset({"method", "preset", "data", "backbone", "training", "detach", "start"})
     changed = differences(_usual(config, config.start), config, skipped)
     changed += ["start"] if config.start != _usual(config, "auto").start else []
     if config.method == "diti":
         name += "-Detach" if config.detach else ""
-    idle = idle_settings(config.method)
-    changed = [setting for setting in changed if setting.partition(".")[0] not in idle]
     shown = [setting for setting in changed if only is None or setting in only]
     return ", ".join([name, *(_words(setting, _value(config, setting)) for setting in shown)])
 
 
 def _usual(config: TrainConfig, start: Any) -> TrainConfig:
-    """What its preset says, of the same method and encoder, when it starts from there."""
+    """What its preset says, of the same method and encoder, when it starts from there; nothing without effect."""
     preset = train_preset(config.preset) if config.preset in TRAIN_PRESETS else TrainConfig()
     encoder = config.code.encoder
     usual = dataclasses.replace(preset, method=config.method, start=start)
     cut = resolve(dataclasses.replace(usual, code=dataclasses.replace(usual.code, encoder=encoder)))
-    return dataclasses.replace(usual, start=cut.start, partition=cut.partition)
+    return effective(dataclasses.replace(usual, start=cut.start, partition=cut.partition))
 
 
 def _value(config: TrainConfig, setting: str) -> Any:

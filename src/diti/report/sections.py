@@ -8,8 +8,10 @@ from typing import Any
 
 from diti.measure.probe_figures import gains_over, save_differences
 from diti.report.blocks import Figure, Section, Table
-from diti.report.runs import MEASURED, Group, Run
-from diti.report.training_figures import save_loss_by_time, save_training_losses
+from diti.report.runs import MEASURED, Group, Run, unequal_budgets
+from diti.report.training_figures import LossPanel, save_loss_by_time, save_training_losses
+from diti.representation.finish import pictures_of
+from diti.representation.methods.registry import effective, loss_of
 
 Tables = dict[str, Table]
 
@@ -39,7 +41,8 @@ def knowledge(groups: Sequence[Group], tables: Tables, figures: Path) -> Section
         gains = gains_over(probe["probe"]["rows"], other["probe"]["rows"])
         if gains:
             path = save_differences(gains, second, figures / "figure4.png")
-            caption = f"Figure 4: score of {first} minus that of {second}, attribute by attribute."
+            caption = f"Figure 4: score of {first} minus that of {second}, attribute by attribute. "
+            caption += unequal_budgets(*groups[:2])
             blocks.append(Figure(path, caption, "bars of gains and losses of each attribute"))
     return Section("What the code knows", KNOWLEDGE, blocks, commands(groups, "probe"))
 
@@ -95,19 +98,31 @@ def ablations(tables: Tables) -> Section:
 def training(groups: Sequence[Group], tables: Tables, figures: Path) -> Section:
     """What it cost, figures A9 and A10, and reconstructions."""
     blocks: list[Table | Figure] = named(tables, "cost")
-    curves = save_training_losses({g.label: g.runs[0].path for g in groups}, figures / "figureA10.png")
+    panels = loss_panels(groups)
+    curves = save_training_losses(panels, figures / "figureA10.png")
     if curves:
-        blocks.append(Figure(curves, "Figure A10: training loss over images seen.", "falling curves"))
+        apart = " Losses that cannot be compared stand apart." if len(panels) > 1 else ""
+        blocks.append(Figure(curves, f"Figure A10: training loss over images seen.{apart}", "falling curves"))
     for place, group in enumerate(groups):
-        run = group.runs[0].path
-        early_late = save_loss_by_time(run, figures / f"figureA9-{place}.png")
+        run, loss = group.runs[0].path, loss_of(group.runs[0].config.method)
+        early_late = save_loss_by_time(run, loss, figures / f"figureA9-{place}.png")
         if early_late:
-            words = f"{group.label}. Figure A9: training loss by time-step, early and late in the training."
+            words = f"{group.label}. Figure A9: {loss} by time-step, early and late in the training."
             blocks.append(Figure(early_late, words, "two falling steps"))
-        for file, words in ENDS.items():
-            if (run / file).is_file():
-                blocks.append(Figure(run / file, f"{group.label}. {words}", words))
+        for file, shown in pictures_of(run).items():
+            blocks.append(Figure(run / file, f"{group.label}. {shown[0].upper()}{shown[1:]}.", shown))
     return Section("Training", TRAINING, blocks, [group.runs[0].command for group in groups])
+
+
+def loss_panels(groups: Sequence[Group]) -> list[LossPanel]:
+    """Runs whose losses can be compared, together: the same loss, with the same weights of its parts and batch."""
+    found: dict[Any, LossPanel] = {}
+    for group in groups:
+        run = group.runs[0]
+        config, loss = effective(run.config), loss_of(run.config.method)
+        alike = (loss, config.views, config.vae, config.gan, config.training.train_batch_size)
+        found.setdefault(alike, LossPanel(loss)).runs[group.label] = run.path
+    return list(found.values())
 
 
 def attributes(tables: Tables) -> Section:
@@ -153,10 +168,6 @@ READINGS = {
     "probe-subsets.png": "What a probe of each subset alone reads.",
     "probe-cumulative.png": "What a probe of the first subsets reads, as more are added.",
     "probe-weights.png": "Figure 2b: how the weights of the probes are spread over the dims.",
-}
-ENDS = {
-    "losses.png": "Loss by time-step with z, with the z of another image, and of the frozen model alone.",
-    "reconstructions.png": "Validation images again, from z and inferred noise, and from z and new noise.",
 }
 ORDERS = {
     "pixel_change": "pixel change",

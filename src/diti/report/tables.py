@@ -15,7 +15,7 @@ from typing import Any
 from diti.core.runs import atomic_path
 from diti.report.blocks import Cell, Table, Tone
 from diti.report.paper_numbers import ablation_scores, comparable, paper_scores, training_set
-from diti.report.runs import Group, Record, Run, label_of
+from diti.report.runs import Group, Record, Run, label_of, unequal_budgets
 from diti.report.scores import (
     DISENTANGLED,
     EDITED,
@@ -33,6 +33,7 @@ from diti.report.scores import (
     score_in_row,
 )
 
+Scored = tuple[Group, Score]
 MISSING = Cell("–")
 OF_IMAGES = "bootstrap over the test images, which does not show what another seed would give"
 PAPER_SETTINGS = (
@@ -54,18 +55,27 @@ def score_cell(score: Score | None, measure: Measure, tone: Tone = "") -> Cell:
 
 
 def score_columns(groups: Sequence[Group], measures: Sequence[Measure]) -> tuple[list[list[Cell]], list[str]]:
-    """A row of cells per group, the best one bold; and a note on the columns where nobody is."""
+    """A row of cells per group, the best one of each budget bold; and notes on what is bold."""
     columns, undecided = [], []
+    budgets = {group.budget for group in groups}
     for measure in measures:
         scores = [over_runs(group, measure.of) for group in groups]
-        best = best_of(scores, measure.better)
-        if best is None and measure.better and sum(score is not None for score in scores) > 1:
+        equals = [_of_budget(groups, scores, budget) for budget in budgets]
+        best = {best_of(members, measure.better) for members in equals} - {None}
+        contested = any(sum(score is not None for score in members) > 1 for members in equals)
+        if not best and measure.better and contested:
             undecided.append(measure.heading)
-        tones: list[Tone] = ["best" if place == best else "" for place in range(len(scores))]
+        tones: list[Tone] = ["best" if place in best else "" for place in range(len(scores))]
         columns.append([score_cell(score, measure, tone) for score, tone in zip(scores, tones, strict=True)])
     rows = [[column[place] for column in columns] for place in range(len(groups))]
     words = f"Nobody is bold in {', '.join(undecided)}: the intervals do not tell the best two apart."
-    return rows, [words] if undecided else []
+    unequal = ["Bold compares equal budgets only."] if len(budgets) > 1 else []
+    return rows, unequal + ([words] if undecided else [])
+
+
+def _of_budget(groups: Sequence[Group], scores: Sequence[Score | None], budget: str) -> list[Score | None]:
+    """The scores of the groups with that budget, None for the others."""
+    return [score if group.budget == budget else None for group, score in zip(groups, scores, strict=True)]
 
 
 def intervals_note(groups: Sequence[Group], one_run: str, *record: str) -> str:
@@ -329,8 +339,10 @@ def attribute_table(groups: Sequence[Group]) -> Table:
         rows.append([Cell(name), Cell(heading), *cells, *([gap_cell] if len(groups) > 1 else [])])
     labels = [group.label for group in groups]
     columns = ["attribute", "score", *labels, *([f"{labels[0]} − {labels[1]}"] if len(groups) > 1 else [])]
-    notes = [intervals_note(groups, OF_IMAGES, "probe"), "Differences have no interval of their own."]
-    return Table("attributes", "Every attribute", columns, rows, " ".join(notes[: len(groups)]))
+    notes = [intervals_note(groups, OF_IMAGES, "probe")]
+    if len(groups) > 1:
+        notes += ["Differences have no interval of their own.", unequal_budgets(*groups[:2])]
+    return Table("attributes", "Every attribute", columns, rows, " ".join(filter(None, notes)))
 
 
 def _attribute_score(name: str, key: str) -> Callable[[Records], Score | None]:
@@ -346,27 +358,47 @@ def _attribute_score(name: str, key: str) -> Callable[[Records], Score | None]:
 
 
 def verdicts(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[str]:
-    """By each score that has intervals two groups, of several the best two, then the best baseline."""
+    """By each score with intervals two groups of one budget, of several the best two; then the best baseline."""
     found = []
     for measure in [*PROBED.values(), *(m for m in EDITED if m.better)]:
-        scores = [(group.label, score) for group in groups if (score := over_runs(group, measure.of))]
-        scores = [(label, score) for label, score in scores if score.low is not None]
-        if len(groups) > 2:
-            scores.sort(key=lambda item: -measure.better * item[1].value)
-        if len(scores) > 1:
-            (first, a), (second, b) = scores[:2]
-            found.append(verdict(first, a, second, b, measure))
+        scores = [(group, score) for group in groups if (score := over_runs(group, measure.of))]
+        found += verdicts_by([(group, score) for group, score in scores if score.low is not None], measure)
     return found + [sentence for m in PROBED.values() if (sentence := baseline_verdict(m, groups, baselines))]
 
 
-def verdict(first: str, a: Score, second: str, b: Score, measure: Measure) -> str:
-    """Who is ahead by one score, if the intervals show it."""
-    numbers = f"{first} {measure.text(a.value)} against {second} {measure.text(b.value)} {measure.unit}"
+def verdicts_by(scores: Sequence[Scored], measure: Measure) -> list[str]:
+    """By one score: a verdict for each budget that several have; where none has, two are named with their own."""
+    budgets = list(dict.fromkeys(group.budget for group, _ in scores))
+    equals = [[item for item in scores if item[0].budget == budget] for budget in budgets]
+    shared = [two_of(members, measure) for members in equals if len(members) > 1]
+    if not shared and len(scores) > 1:
+        return [no_verdict(*two_of(scores, measure), measure)]
+    return [verdict(*pair, measure, named=len(budgets) > 1) for pair in shared]
+
+
+def two_of(scores: Sequence[Scored], measure: Measure) -> tuple[Scored, Scored]:
+    """Two as they stand, of several the best two."""
+    ranked = sorted(scores, key=lambda item: -measure.better * item[1].value)
+    first, second = (ranked if len(scores) > 2 else scores)[:2]
+    return first, second
+
+
+def verdict(first: Scored, second: Scored, measure: Measure, named: bool = False) -> str:
+    """Who is ahead by one score, if the intervals show it. named: with the budget that both have."""
+    (one, a), (other, b) = first, second
+    numbers = f"{one.label} {measure.text(a.value)} against {other.label} {measure.text(b.value)} {measure.unit}"
+    numbers += f" (both: {one.budget})" if named else ""
     if not apart(a, b):
         return f"{numbers}: within the interval, no difference shown."
-    ahead = first if measure.better * (a.value - b.value) > 0 else second
+    ahead = one if measure.better * (a.value - b.value) > 0 else other
     less = "; less is better" if measure.better < 0 else ""
-    return f"{numbers}: {ahead} is ahead by {measure.text(abs(a.value - b.value))}{less}."
+    return f"{numbers}: {ahead.label} is ahead by {measure.text(abs(a.value - b.value))}{less}."
+
+
+def no_verdict(first: Scored, second: Scored, measure: Measure) -> str:
+    """Both scores with what was spent on each."""
+    told = [f"{group.label} ({group.budget}) {measure.text(score.value)}" for group, score in (first, second)]
+    return f"{' against '.join(told)} {measure.unit}: the budgets differ, so this is no verdict."
 
 
 def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Sequence[Record]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -64,3 +66,9 @@ def card(method: Method, model: Model, findings: Findings, backbone: str, origin
     listed = "\n".join(f"- {line}" for line in lines)
     shown = "".join(f"\n![{words}]({file})\n" for file, words in findings.pictures.items())
     return f"# {method.title}{over}\n\n{listed}\n{shown}"
+
+
+def pictures_of(folder: Path) -> dict[str, str]:
+    """File → what it shows, of the pictures in a run folder that its card names."""
+    named = re.findall(r"^!\[(.+)\]\((.+)\)$", (folder / "card.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return {file: words for words, file in named if (folder / file).is_file()}

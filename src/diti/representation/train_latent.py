@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diti.config import TrainingConfig
+from diti.config import WITHOUT_EFFECT, TrainingConfig
 from diti.core.errors import InputError
 from diti.core.loop import LossReport, Objective, make_accelerator, train
 from diti.core.rng import Draws, torch_generator
@@ -33,7 +33,7 @@ from diti.representation.networks.latent import (
 CODES_SEEN = 600_000  # about three minutes on two cores at D = 128
 VALIDATION_DRAWS = 8_192  # (code, time-step, noise) triples of the validation loss
 COMPARED = 2_048  # codes on each side of a two-sample check
-FREE = frozenset({"log_images", "validate_images", "checkpoint_images", "data"})
+FREE = WITHOUT_EFFECT | {"data"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import diti
 from diti.config import EncoderConfig, TrainConfig, TrainingConfig
 from diti.measure.probing import read_labels
 from diti.representation.features import encode_dataset
+from diti.representation.finish import pictures_of
 from diti.representation.methods.registry import METHODS, find_method, idle_settings
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.train import train_model
@@ -17,6 +18,7 @@ from diti.representation.train import train_model
 DATA, SIZE = "toyfaces:1500", 16
 CODE = EncoderConfig(encoder="residual", code_dim=32, encoder_channels=(8, 16, 32))
 LENGTH = TrainingConfig(images=1280, train_batch_size=32, learning_rate=2e-3, ema_decay=0.9)
+ONE_STEP = ("tcvae", "ibgan")  # decoders of z alone, without an x_T
 BUILT_IN = ("diti", "pdae", "diffae", "simclr", "tcvae", "ibgan")
 
 
@@ -31,6 +33,10 @@ def test_a_method_beats_chance_and_leaves_the_one_kind_of_folder(name, tmp_path)
     for part in ("config.yaml", "run.json", "log.jsonl", "model.json", "checks.json", "card.md", "encoder"):
         assert (folder / part).exists(), part
     assert json.loads((folder / "model.json").read_text())["method"] == name
+    told = pictures_of(folder)
+    assert set(told) == {path.name for path in folder.glob("*.png")}, "the card tells what each picture shows"
+    if "reconstructions.png" in told:
+        assert ("noise" in told["reconstructions.png"]) == (name not in ONE_STEP)
     model, data = diti.load(folder), diti.open_data(DATA, SIZE)
     result = read_labels(data).probe(encode_dataset(model, data), seed=0)
     chance = sum(row.chance for row in result.rows if row.chance) / sum(

@@ -19,6 +19,7 @@ from diti.representation.networks.shift import Prediction, ShiftDecoder, weighte
 from diti.representation.partition import Partition
 
 SHOWN = 8  # faces in the picture of reconstructions
+RECONSTRUCTIONS = "validation images, and again from z and inferred noise, and from z and new noise"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from diti.diffusion.backbone import Backbone, build_backbone
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample
 from diti.diffusion.validation import fixed_batches
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
-from diti.representation.methods.checks import save_reconstructions
+from diti.representation.methods.checks import RECONSTRUCTIONS, save_reconstructions
 from diti.representation.methods.registry import Findings
 from diti.representation.models.diffae import DiffAE
 from diti.representation.models.model import inference
@@ -140,4 +140,4 @@ def assess(model: DiffAE, dataset: Dataset, folder: Path) -> Findings:
         f"reconstruction error (mean squared, pixels in [-1, 1]): {errors['reconstruction_mse']:.2g} with "
         f"inferred noise, {errors['reconstruction_mse_random_noise']:.2g} with random noise",
     )
-    return Findings(losses.record() | errors, sentences, {"reconstructions.png": "reconstructions"})
+    return Findings(losses.record() | errors, sentences, {"reconstructions.png": RECONSTRUCTIONS})

@@ -21,7 +21,7 @@ from diti.diffusion.pretrain import denoising_loss
 from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
 from diti.diffusion.validation import fixed_batches
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
-from diti.representation.methods.checks import loss_curves, save_loss_figure, save_reconstructions
+from diti.representation.methods.checks import RECONSTRUCTIONS, loss_curves, save_loss_figure, save_reconstructions
 from diti.representation.methods.registry import Findings
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.model import inference
@@ -193,5 +193,8 @@ def assess(model: DiTi, dataset: Dataset, folder: Path) -> Findings:
         f"reconstruction error (mean squared, pixels in [-1, 1]): {errors['reconstruction_mse']:.2g} with "
         f"inferred noise, {errors['reconstruction_mse_random_noise']:.2g} with random noise",
     )
-    pictures = {"losses.png": "loss by time-step", "reconstructions.png": "reconstructions"}
+    pictures = {
+        "losses.png": "loss by time-step with z, with the z of another image, and of the frozen model alone",
+        "reconstructions.png": RECONSTRUCTIONS,
+    }
     return Findings(curves.record() | errors, sentences, pictures)

@@ -212,7 +212,10 @@ def assess(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
         f"reconstruction error (mean squared, pixels in [-1, 1]): {error:.2g} through z; "
         f"{mean_image_error(images):.2g} by the mean image",
     )
-    pictures = {"samples.png": "images of random codes", "reconstructions.png": "images and what z keeps of them"}
+    pictures = {
+        "samples.png": "images of random codes",
+        "reconstructions.png": "validation images, and what the generator makes of their z in one step",
+    }
     return Findings(facts, sentences, pictures)
 
 

@@ -7,6 +7,7 @@ before a method is used, so that help and complaints come at once.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diti.config import TrainConfig
+from diti.config import WITHOUT_EFFECT, TrainConfig
 from diti.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Method:
     name: str  # on the command line and in model.json
     title: str  # in tables, such as DiTi
     about: str  # one line for --help
+    loss: str = ""  # what its training loss is, for the axis of a figure; methods with equal words are comparable
     build: Callable[[TrainConfig, Backbone | None, Dataset], EncoderObjective]  # before the first step
     evaluate: Callable[[Any, Dataset], dict[str, Any]] = _USUAL["evaluate"]  # a line of the log, from time to time
     model: Callable[[Any, TrainConfig, Tensor, Tensor], Model] = _USUAL["model"]  # with mean and std (D,) of z
@@ -86,18 +88,23 @@ _LOAD_DITI = later(f"{MODELS}.diffusion", "load_diti")
 _LOAD_DIFFAE = later(f"{MODELS}.diffae", "load_diffae")
 _LOAD_TCVAE = later(f"{MODELS}.direct", "load_tcvae")
 _LOAD_IBGAN = later(f"{MODELS}.direct", "load_ibgan")
-_DITI = _all_in("diti") | {"load": _LOAD_DITI, "needs_backbone": True, "decodes": True}
+_DITI = _all_in("diti") | {
+    "load": _LOAD_DITI, "needs_backbone": True, "decodes": True, "loss": "λ-weighted loss of eq. 6"
+}  # fmt: skip
 _BUILT_IN = (
     Method(name="diti", title="DiTi", about="the code in parts, each for a stretch of time-steps", **_DITI),
     Method(name="pdae", title="PDAE", about="the code as a whole: diti with one part", **_DITI),
     Method(name="diffae", title="Diff-AE", about="code and diffusion model learned together", decodes=True,
-           load=_LOAD_DIFFAE, **_all_in("diffae")),
+           loss="squared error of what the U-Net predicts", load=_LOAD_DIFFAE, **_all_in("diffae")),
     Method(name="simclr", title="SimCLR", about="two views of an image are told from other images; no decoder",
+           loss="cross-entropy of finding the other view",
            **in_file(f"{ROOM}.simclr", "build", "evaluate", "validate")),
     Method(name="tcvae", title="β-TCVAE", about="a VAE whose dims say little about each other", decodes=True,
-           load=_LOAD_TCVAE, **in_file(f"{ROOM}.tcvae", "build", "model", "assess", "validate")),
+           loss="pixel error and weighted KL, nats per pixel value", load=_LOAD_TCVAE,
+           **in_file(f"{ROOM}.tcvae", "build", "model", "assess", "validate")),
     Method(name="ibgan", title="IB-GAN", about="a GAN whose code is told from the image, through a bottleneck",
-           decodes=True, load=_LOAD_IBGAN, **_all_in("ibgan")),
+           loss="sum of generator, discriminator and information", decodes=True, load=_LOAD_IBGAN,
+           **_all_in("ibgan")),
 )  # fmt: skip
 METHODS: dict[str, Method] = {method.name: method for method in _BUILT_IN}
 _CUTS = ("subsets", "partition", "detach")  # settings of DiTi, without effect on the other methods
@@ -143,9 +150,23 @@ def idle_settings(method: str) -> list[str]:
     return cuts + [section for section, owner in _SECTIONS.items() if owner != method]
 
 
+def effective(config: TrainConfig) -> TrainConfig:
+    """The settings with all that change nothing of the result at their defaults: equal ones compute the same."""
+    plain = TrainConfig()
+    told: dict[str, Any] = {name: getattr(plain.training, name) for name in WITHOUT_EFFECT}
+    idle: dict[str, Any] = {name: getattr(plain, name) for name in idle_settings(config.method)}
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, **told), **idle)
+
+
 def title_of(name: str) -> str:
     """A method's name in tables; one that is not known here keeps its own."""
     return find_method(name).title if name in known_methods() else name
+
+
+def loss_of(name: str) -> str:
+    """What a method's training loss is; of one that does not say, that it is its own."""
+    known = find_method(name).loss if name in known_methods() else ""
+    return known or f"training loss of {title_of(name)}"
 
 
 def decoding_methods() -> list[str]:

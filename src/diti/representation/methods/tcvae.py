@@ -158,7 +158,10 @@ def assess(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
         "active_dims": active_dims(z),
         "dims": model.dims,
     }
-    pictures = {"reconstructions.png": "reconstructions", "samples.png": "images of codes from the prior"}
+    pictures = {
+        "reconstructions.png": "validation images, and again from z in one step",
+        "samples.png": "images of codes from the prior",
+    }
     return Findings(facts, sentences(facts), pictures)
 
 

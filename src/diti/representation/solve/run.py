@@ -83,7 +83,7 @@ def solved_already(config: SolveConfig, out: Path, inputs: dict[str, Any]) -> bo
         raise InputError(
             f"--out {out} holds a solution with other settings ({', '.join(changed)}); choose another folder"
         )
-    return (out / "card.md").is_file()
+    return not RunFolder(out).missing()
 
 
 def write(config: SolveConfig, solved: Solved, dataset: Dataset, run: RunFolder, seconds: float) -> Findings:

@@ -1,0 +1,48 @@
+"""Which settings change what a method computes: the one answer that sweeps, reports and run folders share."""
+
+from dataclasses import replace
+
+import pytest
+
+from diti.config import WITHOUT_EFFECT, GANConfig, SolutionConfig, TrainConfig, VAEConfig, ViewsConfig
+from diti.diffusion import pretrain
+from diti.representation import train_latent
+from diti.representation.methods.registry import effective
+
+OTHER = {
+    "subsets": 3, "partition": "balanced", "detach": True, "solution": SolutionConfig(tau=0.1),
+    "views": ViewsConfig(temperature=0.5), "vae": VAEConfig(tc_weight=2.0), "gan": GANConfig(info_weight=7.0),
+}  # fmt: skip
+CUTS = {"subsets", "partition", "detach"}
+
+
+@pytest.mark.parametrize(
+    ("method", "used"),
+    [
+        ("diti", CUTS | {"solution"}),
+        ("pdae", {"solution"}),
+        ("diffae", set()),
+        ("simclr", {"views"}),
+        ("tcvae", {"vae"}),
+        ("ibgan", {"gan"}),
+        ("from elsewhere", {"solution", "views", "vae", "gan"}),
+    ],
+)
+def test_settings_of_other_methods_do_not_count(method, used):
+    plain = TrainConfig(method=method)
+    for name, value in OTHER.items():
+        changed = effective(replace(plain, **{name: value})) != effective(plain)
+        assert changed == (name in used), name
+
+
+def test_what_a_training_tells_does_not_count_and_its_length_does():
+    plain = TrainConfig()
+    for name in WITHOUT_EFFECT:
+        assert effective(replace(plain, training=replace(plain.training, **{name: 7}))) == effective(plain), name
+    for name in ("images", "seed", "train_batch_size"):
+        assert effective(replace(plain, training=replace(plain.training, **{name: 7}))) != effective(plain), name
+
+
+def test_a_continued_run_may_change_what_has_no_effect():
+    """Such as --gradient-accumulation-steps, which is advised where memory ran out in the middle."""
+    assert WITHOUT_EFFECT < pretrain.FREE and WITHOUT_EFFECT < train_latent.FREE
