@@ -359,7 +359,7 @@ def test_a_folder_that_is_not_prepared_is_sent_to_prepare(image_folder, names, t
 
 def test_without_the_extra_the_remedy_is_named(dataset, names, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    refused(dataset, r'pip install "diti\[onnx\]"', tmp_path / "m.onnx", names)
+    refused(dataset, r'pip install "diti-torch\[onnx\]"', tmp_path / "m.onnx", names)
 
 
 def test_the_description_stays_plain_json(dataset, names, tmp_path):

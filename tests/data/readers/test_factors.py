@@ -125,7 +125,7 @@ def test_shapes3d_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(InputError, match="6 columns are expected"):
         factors.open_shapes3d(path, ReadOptions())
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(InputError, match=r"needs the extra: pip install 'diti\[hdf5\]'"):
+    with pytest.raises(InputError, match=r"needs the extra: pip install 'diti-torch\[hdf5\]'"):
         factors.open_shapes3d(path, ReadOptions())
 
 

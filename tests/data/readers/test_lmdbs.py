@@ -166,7 +166,7 @@ def test_without_the_extra_the_message_names_it(tmp_path: Path, monkeypatch: pyt
     path = write_lmdb(tmp_path / "cat", lsun_items(1))
     monkeypatch.setitem(sys.modules, "lmdb", None)
     assert lmdbs.detect_lsun(path)
-    with pytest.raises(InputError, match=r"needs the extra: pip install 'diti\[lmdb\]'"):
+    with pytest.raises(InputError, match=r"needs the extra: pip install 'diti-torch\[lmdb\]'"):
         lmdbs.open_lsun(path, ReadOptions())
 
 
