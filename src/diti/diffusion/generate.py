@@ -15,7 +15,7 @@ from diti.diffusion.backbone import Backbone
 from diti.diffusion.sampler import EpsFn, OnStep, ddim, dpm_solver_2m, timesteps
 
 SOLVERS = {"2m": dpm_solver_2m, "ddim": ddim}
-SAMPLING_STEPS = 25  # network calls each way; see the round-trip table in docs/results.md
+SAMPLING_STEPS = 25  # network calls each way; see the round trip in docs/notebook.md
 
 
 def samples(
