@@ -64,12 +64,13 @@ def main(data: str, backbone_folder: str) -> None:
             show(f"t = {time}, {name}", features, dataset, rows, splits)
 
 
-def validation_split(dataset: Dataset) -> tuple[np.ndarray, Splits]:
-    """Rows of a dataset and their parts: some training images, some held out of them, all validation images."""
-    train = numpy_generator(0, "bench-encoder").permutation(dataset.rows("train"))[: TRAIN + HELD_OUT]
+def validation_split(dataset: Dataset, most: int = TRAIN) -> tuple[np.ndarray, Splits]:
+    """Rows of a dataset and their parts: at most so many training images, some held out, all validation images."""
+    train = numpy_generator(0, "bench-encoder").permutation(dataset.rows("train"))[: most + HELD_OUT]
+    fitted = len(train) - HELD_OUT
     rows = np.concatenate([train, dataset.rows("valid")])
     places = np.arange(len(rows))
-    return rows, Splits(places[:TRAIN], places[TRAIN : len(train)], places[len(train) :])
+    return rows, Splits(places[:fitted], places[fitted : len(train)], places[len(train) :])
 
 
 def validation_ap(features: np.ndarray, dataset: Dataset, rows: np.ndarray, splits: Splits) -> float:

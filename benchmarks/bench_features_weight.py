@@ -1,6 +1,6 @@
 """How much of what is lost in features to weigh in: loss removed and AP against α, on validation images.
 
-`python -m benchmarks.bench_features_weight DATA BACKBONE PICTURE.png [DIMS ...] [--times 0 50 200] [--images N]`:
+`python -m benchmarks.bench_features_weight DATA BACKBONE PICTURE.png [DIMS ...] [--times 0 50 200]`:
 one pass over the images, then a solution without masks for each α and D, beside as many principal components of
 the features. The test images are not touched.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.bench_encoder import validation_ap, validation_split
+from benchmarks.bench_encoder import TRAIN, validation_ap, validation_split
 from diti.config import SolutionConfig, SolveConfig
 from diti.core.images import save_figure
 from diti.data.sources import open_data
@@ -40,6 +40,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--times", type=int, nargs="+", default=[50])
     parser.add_argument("--images", type=int)
     parser.add_argument("--whitened", type=int, default=SolutionConfig().whitened)
+    parser.add_argument("--probed", type=int, default=TRAIN, help="training images of the probe")
     given = parser.parse_args(words)
     backbone = load_backbone(given.backbone)
     dataset = open_data(given.data, backbone.size)
@@ -51,7 +52,7 @@ def main(words: Sequence[str]) -> None:
     )
     encoder = new_encoder(config, backbone)
     evidence = gather_evidence(config, backbone, dataset, encoder)
-    rows, splits = validation_split(dataset)
+    rows, splits = validation_split(dataset, given.probed)
     phi = evidence.look.whitening(torch.from_numpy(trunk_features(encoder, dataset)[rows])).numpy()
     print(f"{evidence.train.images:,} images, features at t = {given.times}; mean AP on validation images")
     curves: dict[int, list[tuple[float, float]]] = {}

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from diti.core.card import pictures_of
 from diti.measure.probe_figures import gains_over, save_differences
 from diti.report.blocks import Figure, Section, Table
 from diti.report.runs import MEASURED, Group, Run, unequal_budgets
 from diti.report.training_figures import LossPanel, save_loss_by_time, save_training_losses
-from diti.representation.finish import pictures_of
 from diti.representation.methods.registry import effective, loss_of
 
 Tables = dict[str, Table]

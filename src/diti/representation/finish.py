@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.card import picture_lines
 from diti.core.images import to_float
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, write_json, write_text
@@ -64,11 +63,4 @@ def card(method: Method, model: Model, findings: Findings, backbone: str, origin
         *findings.sentences,
     ]
     listed = "\n".join(f"- {line}" for line in lines)
-    shown = "".join(f"\n![{words}]({file})\n" for file, words in findings.pictures.items())
-    return f"# {method.title}{over}\n\n{listed}\n{shown}"
-
-
-def pictures_of(folder: Path) -> dict[str, str]:
-    """File → what it shows, of the pictures in a run folder that its card names."""
-    named = re.findall(r"^!\[(.+)\]\((.+)\)$", (folder / "card.md").read_text(encoding="utf-8"), re.MULTILINE)
-    return {file: words for words, file in named if (folder / file).is_file()}
+    return f"# {method.title}{over}\n\n{listed}\n{picture_lines(findings.pictures)}"

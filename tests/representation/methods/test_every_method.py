@@ -8,9 +8,9 @@ from tiny import tiny_backbone
 
 import diti
 from diti.config import EncoderConfig, TrainConfig, TrainingConfig
+from diti.core.card import pictures_of
 from diti.measure.probing import read_labels
 from diti.representation.features import encode_dataset
-from diti.representation.finish import pictures_of
 from diti.representation.methods.registry import METHODS, find_method, idle_settings
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.train import train_model
