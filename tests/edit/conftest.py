@@ -1,7 +1,5 @@
 """The tiny model, and two faces to edit."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from tiny import tiny_model
@@ -12,8 +10,7 @@ from diti.representation.models.diffusion import DiTi
 
 @pytest.fixture(scope="session")
 def model() -> DiTi:
-    """Without the statistics of z, as a converted one."""
-    return replace(tiny_model(subsets=6), mean=None, std=None)
+    return tiny_model(subsets=6)
 
 
 @pytest.fixture(scope="session")

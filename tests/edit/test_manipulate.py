@@ -37,6 +37,12 @@ SAMPLING_STEPS = 6
 
 
 @pytest.fixture(scope="session")
+def model(model):
+    """Without the statistics of z, as a converted one."""
+    return dataclasses.replace(model, mean=None, std=None)
+
+
+@pytest.fixture(scope="session")
 def labelled(model):
     """200 toy faces whose attributes are planted in the codes: `mark` (dims 1, 4), `amount` (dim 7), `always`."""
     images = toyfaces.render(toyfaces.sample(200, seed=5), 16)
