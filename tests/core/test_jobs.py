@@ -190,3 +190,9 @@ def test_a_lane_for_each_core_or_one_for_a_gpu(monkeypatch):
     assert lanes() == 3
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert lanes() == 1
+
+
+def test_a_system_that_tells_no_affinity_counts_its_cores(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert lanes() == 6

@@ -51,7 +51,7 @@ def test_data_of_another_size_is_resized_not_refused(model):
     assert encode_dataset(model, open_data("toyfaces:5", 32)).shape == (5, model.dims)
 
 
-def test_floors_name_their_dims_and_keep_the_order_of_the_images(backbone, faces):
+def test_baselines_name_their_dims_and_keep_the_order_of_the_images(backbone, faces):
     found = dict(baselines(backbone, faces, dims=8, seed=0, wide=True))
     assert [name.rpartition(",")[0] for name in found] == [
         "PCA of pixels", "random encoder", "backbone features", "PCA of backbone features",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from diti.core.command_words import words_of
+from diti.core.machine import available_cores
 
 POLL_SECONDS, GRACE_SECONDS = 0.5, 10.0
 
@@ -77,7 +78,7 @@ def lanes() -> int:
     """How many jobs side by side: one per core, or one where there is a GPU."""
     import torch
 
-    return 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+    return 1 if torch.cuda.is_available() else available_cores()
 
 
 def run_jobs(jobs: Sequence[Job], side_by_side: int, on_poll: Callable[[Child], None]) -> None:

@@ -131,7 +131,7 @@ def test_an_encode_only_model_encodes_wherever_z_is_all_that_is_needed(folder, t
     assert table.column_names == ["file", "split", *model.feature_names()] and len(table) == 200
 
 
-def test_it_is_probed_beside_the_floors_that_need_no_backbone(folder, tmp_path):
+def test_it_is_probed_beside_the_baselines_that_need_no_backbone(folder, tmp_path):
     assert main(["probe", str(folder), "--data", "toyfaces:300", "--out", str(tmp_path / "probe.json")]) == 0
     record = json.loads((tmp_path / "probe.json").read_text())
     assert record["method"] == "colour" and 0 < record["probe"]["mean_ap"] < 1 and "subsets" not in record
@@ -234,7 +234,7 @@ def test_the_usual_evaluation_is_the_mean_loss_of_fixed_draws():
     assert found == {"validation_loss": pytest.approx(expected.item(), rel=1e-5)} and objective.training
 
 
-def test_floors_without_a_backbone_have_the_images_size():
+def test_baselines_without_a_backbone_have_the_images_size():
     found = dict(baselines(16, open_data(DATA, 16), 5, seed=0))
     assert [f.shape for f in found.values()] == [(200, 5), (200, 5)]
 
