@@ -32,6 +32,14 @@ else:
 """
 
 
+class Said(Job):
+    """A job whose words are given as they are; `words_of` has tests of its own."""
+
+    @property
+    def words(self):
+        return [str(word) for word in self.command]
+
+
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     """Makes jobs of the stand-in; polls are short."""
@@ -41,7 +49,7 @@ def job(tmp_path, monkeypatch):
     (package / "__main__.py").write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.02)
-    return lambda *words, name="job": Job(name, words, tmp_path / "logs" / f"{name}.log")
+    return lambda *words, name="job": Said(name, words, tmp_path / "logs" / f"{name}.log")
 
 
 def alive(process):
@@ -163,7 +171,8 @@ def test_a_job_ends_with_a_parent_that_is_killed(job, tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(SOURCES)!r})\n"
         "from pathlib import Path\nfrom diti.core.jobs import Job, run_jobs\n"
-        f"run_jobs([Job('job', ('sleep',), Path({str(asleep.log)!r}))], 1, lambda child: None)"
+        "class Sleep(Job):\n    words = ['sleep']\n"
+        f"run_jobs([Sleep('job', None, Path({str(asleep.log)!r}))], 1, lambda child: None)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     try:
