@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -16,6 +17,16 @@ from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
+LONG_FILES = (
+    "test_demo.py", "test_train.py", "test_pretrain.py", "test_sweep.py", "test_readme.py", "test_probing.py",
+    "test_tcvae.py", "test_ibgan.py", "test_simclr.py", "test_every_method.py", "test_verbs.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: `make test` gives whole files to its workers, and none should wait for another's last."""
+    places = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +50,70 @@ def diti() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*words: object, **keywords: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "diti", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, **keywords)  # type: ignore[call-overload]
+
+    return run
+
+
+@pytest.fixture
+def diti_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line in this process: the same words, without seconds of imports each time."""
+
+    def run(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        from diti.cli import main
+
+        command = ["diti", *map(str, words)]
+        monkeypatch.setattr(sys, "argv", command)  # cards and records quote it
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
+        capsys.readouterr()
+        code = main(command[1:])
+        return subprocess.CompletedProcess(command, code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The thread count of a child process, so that what is computed here has the same bits."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def two_processes() -> Callable[..., str]:
+    """Run the command line in two processes that share the job; what both printed.
+
+    They get what torchrun would tell them; its own start, tested with diti pretrain, costs seconds more.
+    """
+
+    def run(*words: object) -> str:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        pair = [
+            subprocess.Popen(
+                [sys.executable, "-m", "diti", *map(str, words)],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **group, "RANK": rank, "LOCAL_RANK": rank},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in "01"
+        ]
+        try:
+            printed = [process.communicate(timeout=300)[0] for process in pair]
+        finally:  # where one fails the other waits for it
+            for process in pair:
+                process.kill()
+        assert [process.returncode for process in pair] == [0, 0], "".join(printed)[-4000:]
+        return "".join(printed)
 
     return run
 

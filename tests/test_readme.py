@@ -15,7 +15,7 @@ from diti.data import toyfaces
 README = Path(__file__).resolve().parents[1] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 SMALL = {  # what makes a command short; nothing of what is written is left out
-    "pretrain": ["--images", "64", "--train-batch-size", "32"],
+    "pretrain": ["--images", "64", "--channels", "16", "16", "32", "--head-channels", "8"],
     "solve": ["--code-dim", "32", "--images", "128", "--stretches", "2"],
     "interpolate": ["--sampling-steps", "3", "--scales", "0,1"],
     "manipulate": ["--sampling-steps", "3"],

@@ -65,12 +65,13 @@ def test_a_run_leaves_a_backbone_with_its_card(tmp_path, capsys):
     assert facts["data_hash"] and facts["versions"]["torch"] == torch.__version__
 
 
-def test_killed_at_any_moment_the_same_command_ends_with_the_same_bits(tmp_path):
+def test_killed_at_any_moment_the_same_command_ends_with_the_same_bits(tmp_path, one_thread):
     """kill -9 twice at moments that depend on the machine's mood, then run to the end."""
-    command = [sys.executable, "-m", "diti", "pretrain", *TINY, "--images", "1024", "--out"]
+    words = ["pretrain", *TINY, "--images", "768", "--out"]
+    command = [sys.executable, "-m", "diti", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
-    subprocess.run([*command, tmp_path / "whole"], check=True, timeout=300, **quiet)
+    assert main([*words, str(tmp_path / "whole")]) == 0
     for wanted in (128, 384):
         process = subprocess.Popen([*command, tmp_path / "killed"], **quiet)
         while process.poll() is None and not (tmp_path / "killed" / "state" / f"{wanted:012d}").exists():
@@ -78,17 +79,18 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_bits(tmp_path)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not (tmp_path / "killed" / "card.md").exists(), "it ended before it was killed"
-    subprocess.run([*command, tmp_path / "killed"], check=True, timeout=300, **quiet)
+    assert main([*words, str(tmp_path / "killed")]) == 0
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
 
 
 def test_two_processes_with_half_the_batch_equal_one(tmp_path):
-    words = ["-m", "diti", "pretrain", *TINY, "--images", "512", "--out"]
+    words = ["pretrain", *TINY, "--images", "512", "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    subprocess.run([sys.executable, *words, tmp_path / "one"], check=True, timeout=300, env=environment)
-    subprocess.run([*launcher, *words, tmp_path / "two"], check=True, timeout=300, env=environment)
+    assert main([*words, str(tmp_path / "one")]) == 0
+    command = [*launcher, "-m", "diti", *words, tmp_path / "two"]
+    subprocess.run(command, check=True, timeout=300, env=environment)
     assert np.allclose(losses(tmp_path / "one"), losses(tmp_path / "two"), rtol=1e-4)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert all(torch.allclose(one[k], two[k], atol=2e-3) for k in one)

@@ -24,10 +24,10 @@ def place(tmp_path_factory):
     return folder
 
 
-def test_interpolate_writes_grid_frames_and_animation(place, diti):
+def test_interpolate_writes_grid_frames_and_animation(place, diti_here):
     words = ["--subset", "early,late,all", "--scales", "0,0.5,1", "--sampling-steps", 4, "--x-t", "keep"]
     files = ["--out", "grid.png", "--frames", "frames", "--animate", "walk.gif"]
-    result = diti("interpolate", "model", "a.png", "b.png", *words, *files, cwd=place)
+    result = diti_here("interpolate", "model", "a.png", "b.png", *words, *files, cwd=place)
     assert result.returncode == 0, result.stderr
     assert "next:" in result.stdout and "grid.png" in result.stdout
     with Image.open(place / "grid.png") as grid:
@@ -37,7 +37,7 @@ def test_interpolate_writes_grid_frames_and_animation(place, diti):
     assert len(list((place / "frames").iterdir())) >= 9
 
 
-def test_manipulate_draws_both_signs_and_keeps_the_direction(place, diti):
+def test_manipulate_draws_both_signs_and_keeps_the_direction(place, diti_here):
     words = [
         "--attribute",
         "hat",
@@ -52,7 +52,7 @@ def test_manipulate_draws_both_signs_and_keeps_the_direction(place, diti):
         "--out",
         "hat.png",
     ]
-    first, second = (diti("manipulate", "model", "a.png", *words, cwd=place) for _ in range(2))
+    first, second = (diti_here("manipulate", "model", "a.png", *words, cwd=place) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr
     assert (place / "model" / "attributes" / "hat.safetensors").is_file()
     assert "next:" in first.stdout
@@ -60,20 +60,20 @@ def test_manipulate_draws_both_signs_and_keeps_the_direction(place, diti):
         assert row.width > 4 * row.height / 2  # image, reconstruction, -0.3, +0.3
 
 
-def test_new_images_come_from_the_backbone_until_there_is_a_latent(place, diti):
-    before = diti("sample", "model", "-n", 2, "--sampling-steps", 3, "--out", "s.png", cwd=place)
+def test_new_images_come_from_the_backbone_until_there_is_a_latent(place, diti_here):
+    before = diti_here("sample", "model", "-n", 2, "--sampling-steps", 3, "--out", "s.png", cwd=place)
     assert before.returncode == 0, before.stderr
     assert "drawn by the backbone alone" in before.stdout
-    trained = diti("train-latent", "model", "--data", "faces", "--codes", 2560, cwd=place)
+    trained = diti_here("train-latent", "model", "--data", "faces", "--codes", 2560, cwd=place)
     assert trained.returncode == 0, trained.stderr
     assert "AUROC" in trained.stdout and load_latent(place / "model").dims == 12
-    after = diti("sample", "model", "-n", 2, "--sampling-steps", 3, "--out", "s.png", cwd=place)
+    after = diti_here("sample", "model", "-n", 2, "--sampling-steps", 3, "--out", "s.png", cwd=place)
     assert after.returncode == 0, after.stderr
     assert "z drawn anew" in after.stdout
 
 
-def test_vary_shows_original_reconstruction_and_variations(place, diti):
-    result = diti("vary", "model", "a.png", "-n", 3, "--sampling-steps", 3, "--out", "v.png", cwd=place)
+def test_vary_shows_original_reconstruction_and_variations(place, diti_here):
+    result = diti_here("vary", "model", "a.png", "-n", 3, "--sampling-steps", 3, "--out", "v.png", cwd=place)
     assert result.returncode == 0, result.stderr
     with Image.open(place / "v.png") as row:
         assert row.width > 4 * row.height / 2
@@ -93,8 +93,8 @@ def test_vary_shows_original_reconstruction_and_variations(place, diti):
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
 )
-def test_mistakes_get_one_line(place, diti, words, said):
-    result = diti(*words, cwd=place)
+def test_mistakes_get_one_line(place, diti_here, words, said):
+    result = diti_here(*words, cwd=place)
     assert result.returncode == 2, result.stdout
     assert said in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
 

@@ -43,10 +43,10 @@ def with_columns(folder, **columns):
     pyarrow.parquet.write_table(table, path)
 
 
-def test_everything_at_once_on_the_command_line(folder, faces, tmp_path, diti):
+def test_everything_at_once_on_the_command_line(folder, faces, tmp_path, diti_here):
     out = tmp_path / "found" / "probe.json"
     words = ["--few-shot", "10,100", "--disentanglement", "--reconstruct", 4, "--against", folder]
-    result = diti("probe", folder, "--data", faces, "--out", out, *words)
+    result = diti_here("probe", folder, "--data", faces, "--out", out, *words)
     assert result.returncode == 0, result.stderr
     record = json.loads(out.read_text())
     rows = {row["name"]: row for row in record["probe"]["rows"]}
@@ -130,14 +130,14 @@ def test_predicted_labels_are_marked(folder, faces):
     assert read_labels(open_data(str(faces))).notes == ["labels predicted by a network, not true ones: hat"]
 
 
-def test_bad_input_is_one_clear_line(folder, faces, image_folder, diti, tmp_path):
+def test_bad_input_is_one_clear_line(folder, faces, image_folder, diti_here, tmp_path):
     for words, said in (
         (["--data", image_folder], "has no attributes to probe"),
         (["--data", faces, "--out", "p.txt"], "must end in .json"),
         (["--data", faces, "--few-shot", "ten"], "is not a list of numbers"),
         (["--data", faces, "--against", tmp_path / "no.json"], "is missing"),
     ):
-        result = diti("probe", folder, *words, cwd=tmp_path)
+        result = diti_here("probe", folder, *words, cwd=tmp_path)
         assert result.returncode == 2, result.stderr
         assert said in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
 

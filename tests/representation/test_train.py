@@ -80,21 +80,21 @@ def test_every_option_trains(frozen, tmp_path, options):
     assert np.isfinite(losses(run)).all()
 
 
-def test_killed_and_continued_equals_one_run(frozen, tmp_path):
-    command = [sys.executable, "-m", "diti", "train", *COMMON, "--backbone", frozen, "--images", "512", "--out"]
-    quiet = {
-        "stdout": subprocess.DEVNULL,
-        "stderr": subprocess.DEVNULL,
-        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
-    }
-    subprocess.run([*command, tmp_path / "whole"], check=True, timeout=300, **quiet)
-    process = subprocess.Popen([*command, tmp_path / "killed"], **quiet)
+def test_killed_and_continued_equals_one_run(frozen, tmp_path, one_thread):
+    words = ["train", *COMMON, "--backbone", frozen, "--images", "512", "--out"]
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "diti", *words, tmp_path / "killed"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     while process.poll() is None and not (tmp_path / "killed" / "state" / f"{128:012d}").exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed" / "card.md").exists(), "it ended before it was killed"
-    subprocess.run([*command, tmp_path / "killed"], check=True, timeout=300, **quiet)
+    assert main([*words, str(tmp_path / "killed")]) == 0
     a, b = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
@@ -110,12 +110,10 @@ def test_a_run_is_not_continued_over_another_backbone_of_the_same_path(frozen, b
     assert "other settings (backbone_hash)" in capsys.readouterr().err
 
 
-def test_two_processes_with_half_the_batch_equal_one(frozen, tmp_path):
-    words = ["-m", "diti", "train", *COMMON, "--backbone", frozen, "--images", "256", "--out"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    for command, name in (([sys.executable], "one"), (launcher, "two")):
-        subprocess.run([*command, *words, tmp_path / name], check=True, timeout=300, env=environment)
+def test_two_processes_with_half_the_batch_equal_one(frozen, tmp_path, two_processes):
+    words = ["train", *COMMON, "--backbone", frozen, "--images", "256", "--out"]
+    assert main([*words, str(tmp_path / "one")]) == 0
+    two_processes(*words, tmp_path / "two")
     assert np.allclose(losses(tmp_path / "one"), losses(tmp_path / "two"), rtol=1e-4)
 
 

@@ -1,9 +1,6 @@
 """SimCLR: its loss against a slow loop, and the method as a user runs it."""
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -174,14 +171,12 @@ def test_a_continued_run_equals_one_run(config, tmp_path):
     assert lines[0] == lines[1] and len(lines[0]) == 2
 
 
-def test_two_processes_with_half_the_batch_equal_one(tmp_path):
-    words = ["-m", "diti", "train", "--method", "simclr", "--data", DATA, "--encoder", "residual"]
+def test_two_processes_with_half_the_batch_equal_one(tmp_path, two_processes):
+    words = ["train", "--method", "simclr", "--data", DATA, "--encoder", "residual"]
     words += ["--encoder-channels", "8", "16", "--code-dim", "12", "--train-batch-size", "16", "--images", "256"]
     words += ["--log-images", "64", "--validate-images", "128", "--lr-warmup-images", "0", "--out"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    for command, name in (([sys.executable], "one"), (launcher, "two")):
-        subprocess.run([*command, *words, tmp_path / name], check=True, timeout=300, env=environment)
+    assert main([*words, str(tmp_path / "one")]) == 0
+    two_processes(*words, tmp_path / "two")
     one, two = (RunFolder(tmp_path / name).read_log() for name in ("one", "two"))
     for name in ("loss", "grad_norm", "validation_loss"):
         a, b = ([line[name] for line in lines if name in line] for lines in (one, two))

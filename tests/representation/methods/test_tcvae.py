@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -297,20 +294,11 @@ def losses(run):
     return [record["loss"] for record in RunFolder(run).read_log() if "loss" in record]
 
 
-def test_two_processes_with_half_the_batch_equal_one(dataset, tmp_path):
-    words = ["-m", "diti", "train", "--data", dataset, "--images", "64", *map(str, WORDS), "--log-images", "16"]
+def test_two_processes_with_half_the_batch_equal_one(dataset, tmp_path, two_processes):
+    words = ["train", "--data", str(dataset), "--images", "64", *map(str, WORDS), "--log-images", "16"]
     words += ["--pixel-std", "1", "--tc-weight", "50"]  # so that what compares images is most of the loss
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    for command, name in (([sys.executable], "one"), (launcher, "two")):
-        done = subprocess.run(
-            [*command, *words, "--out", tmp_path / name],
-            timeout=120,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+    assert main([*words, "--out", str(tmp_path / "one")]) == 0
+    two_processes(*words, "--out", tmp_path / "two")
     assert len(losses(tmp_path / "one")) == 4
     assert np.allclose(losses(tmp_path / "one"), losses(tmp_path / "two"), rtol=1e-4)
 
