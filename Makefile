@@ -11,7 +11,7 @@ demo: $(VENV)/ready
 	$(BIN)/diti demo
 
 test: $(VENV)/ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff check .
