@@ -284,6 +284,7 @@ class _Task:
                 return
             answers.send((len(chunk), self.decode(chunk)))
         answers.close()
+        os._exit(0)  # at once: the usual end waits for locks that other threads of the parent held at the fork
 
 
 def _decode_in_workers(
