@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from diti.config import WITHOUT_EFFECT, GANConfig, SolutionConfig, TrainConfig, VAEConfig, ViewsConfig
-from diti.diffusion import pretrain
+from diti.diffusion import start_run
 from diti.representation import train_latent
 from diti.representation.methods.registry import effective
 
@@ -45,4 +45,4 @@ def test_what_a_training_tells_does_not_count_and_its_length_does():
 
 def test_a_continued_run_may_change_what_has_no_effect():
     """Such as --gradient-accumulation-steps, which is advised where memory ran out in the middle."""
-    assert WITHOUT_EFFECT < pretrain.FREE and WITHOUT_EFFECT < train_latent.FREE
+    assert WITHOUT_EFFECT < start_run.FREE and WITHOUT_EFFECT < train_latent.FREE

@@ -149,9 +149,16 @@ def test_the_next_command_after_a_probe_is_one_that_the_model_can(folder, tmp_pa
 
 def test_what_needs_a_decoder_says_so_in_one_line(folder, image_folder, tmp_path, capsys):
     model, picture = diti.load(folder), image_folder / "a" / "00.png"
-    for ability in ("decode", "infer_noise", "reconstruct", "interpolate", "manipulate"):
+    z = model.encode(PIXELS)
+    abilities = {
+        "decode": (z, z),
+        "infer_noise": (PIXELS,),
+        "reconstruct": (PIXELS,),
+        "interpolate": (PIXELS, PIXELS),
+    }
+    for ability, given in {**abilities, "manipulate": (PIXELS, None)}.items():
         with pytest.raises(InputError, match=r"a colour model has no decoder: .* need diti, .*tcvae or ibgan"):
-            getattr(model, ability)(PIXELS)
+            getattr(model, ability)(*given)
     with pytest.raises(InputError, match=r"a colour model has no frozen diffusion model"):
         _ = model.backbone
     out = ("--out", tmp_path / "out.png")

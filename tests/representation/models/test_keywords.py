@@ -9,11 +9,12 @@ from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
 from diti.representation.methods.tcvae import VAEDecoder
+from diti.representation.models.diffae import DiffAE
 from diti.representation.models.direct import DirectModel
 from diti.representation.models.guidance import Guidance
 from diti.representation.models.model import EncodeOnly
 from diti.representation.networks.adversarial import Generator
-from diti.representation.networks.conditioned import ConditionedUNet, DiffAE
+from diti.representation.networks.conditioned import ConditionedUNet
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.partition import Partition
 
