@@ -41,8 +41,7 @@ ROOMS = {  # room or file of representation → what it may import there, itself
 }
 # model.interpolate and model.manipulate are what people look for; they import the algorithms when called.
 METHODS_THAT_CALL_UP = {
-    "representation/models/decoding.py": {"diti.edit.interpolate", "diti.edit.manipulate", "diti.edit.directions"},
-    "representation/models/model.py": {"diti.edit.directions"},  # a type
+    "representation/models/model.py": {"diti.edit.interpolate", "diti.edit.manipulate", "diti.edit.directions"},
 }
 # Who starts commands builds them from the records of their options, imported when the commands are planned.
 COMMANDS_THAT_ARE_STARTED = {

@@ -21,7 +21,7 @@ from diti.edit.invert import Inverted
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.direct import DirectModel
 from diti.representation.models.inputs import Images, as_batch
-from diti.representation.models.loading import load_with_decoder, require_decoder
+from diti.representation.models.loading import load_with_decoder
 from diti.representation.models.model import Model
 from diti.representation.networks.latent import FOLDER as LATENT
 from diti.representation.networks.latent import load_latent
@@ -54,7 +54,7 @@ def sample(
         faces = diti.sample("runs/model", 8)
     """
     if isinstance(model, Model):
-        able = require_decoder(model)
+        able = model.with_decoder()
         codes = own_codes(able) if codes is None else codes
     else:
         able = load_with_decoder(model)
@@ -98,7 +98,7 @@ def vary(
 
     faces = diti.vary(diti.load("toyfaces32-diti"), Image.open("a.png"), 8)
     """
-    model = require_decoder(model)
+    model = model.with_decoder()
     pixels = as_batch(image, model.size)
     if len(pixels) != 1:
         raise InputError(f"{len(pixels)} images were given; vary one at a time")

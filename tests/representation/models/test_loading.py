@@ -7,7 +7,7 @@ import pytest
 
 from diti.core.errors import InputError
 from diti.representation.methods.registry import METHODS
-from diti.representation.models.loading import load, load_with_decoder, require_decoder
+from diti.representation.models.loading import load, load_with_decoder
 from diti.representation.models.model import EncodeOnly
 
 LIGHT = {"diti.representation.methods", "diti.representation.methods.registry"}
@@ -41,7 +41,7 @@ def test_nor_do_the_loaders_of_the_other_methods(tmp_path):
 def test_a_model_without_decoder_is_refused_where_one_is_needed(model, tmp_path):
     blind = EncodeOnly(model.encoder, model.partition, model.mean, model.std, "simclr")
     blind.save(tmp_path / "blind")
-    assert load(tmp_path / "blind").method == "simclr" and require_decoder(model) is model
-    for refused in (lambda: require_decoder(blind), lambda: load_with_decoder(tmp_path / "blind")):
+    assert load(tmp_path / "blind").method == "simclr" and model.with_decoder() is model
+    for refused in (blind.with_decoder, lambda: load_with_decoder(tmp_path / "blind")):
         with pytest.raises(InputError, match="a simclr model has no decoder"):
             refused()

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from diti.core.errors import InputError
 from diti.core.rng import torch_generator
-from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
-from diti.representation.models.guidance import Guidance, Weight
-from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.guidance import Guidance
 from diti.representation.models.model import Model
 
 if TYPE_CHECKING:
-    from diti.edit.directions import Direction
-    from diti.representation.partition import Partition
+    pass
 
 PIXELS_AT_ONCE = 2**17  # decoded in one batch: 128 images of 32 px, 32 of 64 px
 
@@ -78,129 +74,8 @@ class DecodingModel(Model, ABC):
         drawn = (torch_generator(seed, purpose, index) for index in range(count))
         return torch.stack([torch.randn(self.noise_shape, generator=generator) for generator in drawn])
 
-    @torch.no_grad()
-    def decode(
-        self,
-        z: Tensor,
-        noise: Tensor,
-        sampling_steps: int = SAMPLING_STEPS,
-        *,
-        clamp: bool = True,
-        masked: bool = True,
-        guidance: Weight = "trained",
-        stop_below: int = 0,
-        on_step: OnStep | None = None,
-    ) -> Tensor:
-        """(N, 3, H, W) images from codes (N, D) and noise (N, *noise_shape), in parts that fit in memory.
-
-        clamp keeps each step's x0 in [-1, 1]: right for random noise, while noise that was inferred without it
-        comes back exactly only without it. masked, guidance and stop_below: see `Guidance`.
-        """
-        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
-        return self._decode(z, noise, sampling_steps, how, clamp=clamp, on_step=on_step)
-
-    @torch.no_grad()
-    def infer_noise(
-        self,
-        images: Images,
-        z: Tensor | None = None,
-        sampling_steps: int = SAMPLING_STEPS,
-        *,
-        masked: bool = True,
-        guidance: Weight = "trained",
-        stop_below: int = 0,
-        on_step: OnStep | None = None,
-    ) -> Tensor:
-        """Noise (N, *noise_shape) from which z gives these images back; z is encoded from them unless given."""
-        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
-        return self._infer_noise(as_batch(images, self.size), z, sampling_steps, how, on_step=on_step)
-
-    @torch.no_grad()
-    def reconstruct(
-        self,
-        images: Images,
-        noise: Literal["inferred", "random"] = "inferred",
-        sampling_steps: int = SAMPLING_STEPS,
-        seed: int = 0,
-        *,
-        masked: bool = True,
-        guidance: Weight = "trained",
-        stop_below: int = 0,
-    ) -> Tensor:
-        """Images from their own z, with the noise inferred from them or drawn anew."""
-        if noise not in ("inferred", "random"):
-            raise InputError(f"noise is {noise!r}; allowed: inferred, random")
-        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
-        pixels = as_batch(images, self.size)
-        z = self.encode(pixels)
-        if noise == "inferred":
-            start = self._infer_noise(pixels, z, sampling_steps, how, on_step=None)
-        else:
-            start = self.new_noise(len(pixels), seed, "reconstruct")
-        return self._decode(z, start, sampling_steps, how, clamp=noise == "random", on_step=None)
-
-    def interpolate(
-        self,
-        first: Images,
-        second: Images,
-        subset: str = "all",
-        scale: float = 0.5,
-        *,
-        x_t: str = "slerp",
-        masked: bool = True,
-        partition: Partition | None = None,
-        sampling_steps: int = SAMPLING_STEPS,
-        seed: int = 0,
-        progress: bool = False,
-    ) -> Tensor:
-        """(1, 3, H, W): the first image with a subset of z moved towards the second's. Algorithm 2.
-
-        For several subsets, scales and both directions at once see `diti.edit.interpolate.interpolate`.
-        """
-        from diti.edit.interpolate import interpolate
-
-        return interpolate(
-            self,
-            first,
-            second,
-            [subset],
-            [scale],
-            directions=("a_to_b",),
-            x_t=x_t,
-            masked=masked,
-            partition=partition,
-            sampling_steps=sampling_steps,
-            seed=seed,
-            progress=progress,
-        ).images
-
-    def manipulate(
-        self,
-        images: Images,
-        direction: Direction,
-        scale: float = 0.3,
-        *,
-        masked: bool = True,
-        stop_guidance: float = 0.0,
-        sampling_steps: int = SAMPLING_STEPS,
-        on_step: OnStep | None = None,
-    ) -> Tensor:
-        """(N, 3, H, W): the images moved by `scale` along an attribute's direction. Algorithm 3.
-
-        Directions come from `diti.edit.directions.learn_direction`.
-        """
-        from diti.edit.manipulate import manipulate
-
-        return manipulate(
-            self,
-            images,
-            direction,
-            [scale],
-            masked=masked,
-            stop_guidance=stop_guidance,
-            sampling_steps=sampling_steps,
-            on_step=on_step,
-        ).images[0]
+    def with_decoder(self) -> DecodingModel:
+        return self
 
 
 def in_parts(at_once: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -29,11 +29,4 @@ def load(source: str | Path) -> Model:
 
 def load_with_decoder(source: str | Path) -> DecodingModel:
     """`load` for what needs a decoder; InputError at once for a model without."""
-    return require_decoder(load(source))
-
-
-def require_decoder(model: Model) -> DecodingModel:
-    """The same model; InputError for one without a decoder."""
-    if not isinstance(model, DecodingModel):
-        model.refuse_to_decode()
-    return model
+    return load(source).with_decoder()

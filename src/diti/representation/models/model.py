@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,13 +17,14 @@ from diti.diffusion.backbone import Backbone
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
 from diti.representation.methods.registry import decoding_methods
-from diti.representation.models.guidance import Weight
+from diti.representation.models.guidance import Guidance, Weight
 from diti.representation.models.inputs import Images, as_batch, as_features
 from diti.representation.networks.encoder import Encoder, load_encoder
 from diti.representation.partition import Partition
 
 if TYPE_CHECKING:
     from diti.edit.directions import Direction
+    from diti.representation.models.decoding import DecodingModel
 
 BATCH = 256  # images encoded at once
 COMMON_PARTS = ("encoder", "partition.json", "model.json")
@@ -123,8 +124,9 @@ class Model:
         """The frozen diffusion model, of a model that decodes with it."""
         raise InputError(f"a {self.method} model has no frozen diffusion model; this needs diti or pdae")
 
-    # ---- What a model with a decoder can do; see `DecodingModel` ----
+    # ---- Of a model with a decoder ----
 
+    @torch.no_grad()
     def decode(
         self,
         z: Tensor,
@@ -137,8 +139,15 @@ class Model:
         stop_below: int = 0,
         on_step: OnStep | None = None,
     ) -> Tensor:
-        self.refuse_to_decode()
+        """(N, 3, H, W) images from codes (N, D) and noise (N, *noise_shape), in parts that fit in memory.
 
+        clamp keeps each step's x0 in [-1, 1]: right for random noise, while noise that was inferred without it
+        comes back exactly only without it. masked, guidance and stop_below: see `Guidance`.
+        """
+        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
+        return self.with_decoder()._decode(z, noise, sampling_steps, how, clamp=clamp, on_step=on_step)
+
+    @torch.no_grad()
     def infer_noise(
         self,
         images: Images,
@@ -150,8 +159,12 @@ class Model:
         stop_below: int = 0,
         on_step: OnStep | None = None,
     ) -> Tensor:
-        self.refuse_to_decode()
+        """Noise (N, *noise_shape) from which z gives these images back; z is encoded from them unless given."""
+        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
+        able = self.with_decoder()
+        return able._infer_noise(as_batch(images, self.size), z, sampling_steps, how, on_step=on_step)
 
+    @torch.no_grad()
     def reconstruct(
         self,
         images: Images,
@@ -163,7 +176,17 @@ class Model:
         guidance: Weight = "trained",
         stop_below: int = 0,
     ) -> Tensor:
-        self.refuse_to_decode()
+        """Images from their own z, with the noise inferred from them or drawn anew."""
+        if noise not in ("inferred", "random"):
+            raise InputError(f"noise is {noise!r}; allowed: inferred, random")
+        how, able = Guidance(masked=masked, weight=guidance, stop_below=stop_below), self.with_decoder()
+        pixels = as_batch(images, self.size)
+        z = self.encode(pixels)
+        if noise == "inferred":
+            start = able._infer_noise(pixels, z, sampling_steps, how, on_step=None)
+        else:
+            start = able.new_noise(len(pixels), seed, "reconstruct")
+        return able._decode(z, start, sampling_steps, how, clamp=noise == "random", on_step=None)
 
     def interpolate(
         self,
@@ -179,7 +202,26 @@ class Model:
         seed: int = 0,
         progress: bool = False,
     ) -> Tensor:
-        self.refuse_to_decode()
+        """(1, 3, H, W): the first image with a subset of z moved towards the second's. Algorithm 2.
+
+        For several subsets, scales and both directions at once see `diti.edit.interpolate.interpolate`.
+        """
+        from diti.edit.interpolate import interpolate
+
+        return interpolate(
+            self.with_decoder(),
+            first,
+            second,
+            [subset],
+            [scale],
+            directions=("a_to_b",),
+            x_t=x_t,
+            masked=masked,
+            partition=partition,
+            sampling_steps=sampling_steps,
+            seed=seed,
+            progress=progress,
+        ).images
 
     def manipulate(
         self,
@@ -192,10 +234,25 @@ class Model:
         sampling_steps: int = SAMPLING_STEPS,
         on_step: OnStep | None = None,
     ) -> Tensor:
-        self.refuse_to_decode()
+        """(N, 3, H, W): the images moved by `scale` along an attribute's direction. Algorithm 3.
 
-    def refuse_to_decode(self) -> NoReturn:
-        """Say what this model cannot do, and which can."""
+        Directions come from `diti.edit.directions.learn_direction`.
+        """
+        from diti.edit.manipulate import manipulate
+
+        return manipulate(
+            self.with_decoder(),
+            images,
+            direction,
+            [scale],
+            masked=masked,
+            stop_guidance=stop_guidance,
+            sampling_steps=sampling_steps,
+            on_step=on_step,
+        ).images[0]
+
+    def with_decoder(self) -> DecodingModel:
+        """The same model; InputError for one without a decoder, which says which have one."""
         *others, last = decoding_methods()
         able = f"{', '.join(others)} or {last}"
         raise InputError(
