@@ -16,7 +16,8 @@ from accelerate import Accelerator
 
 from benchmarks.timing import best_seconds
 from diti.config import TrainConfig, train_preset
-from diti.core.loop import Weights, step
+from diti.core.loop import step
+from diti.core.weights import Weights
 from diti.data.prepare import prepare
 from diti.data.prepared import Dataset, training_batches
 from diti.data.source import ReadOptions

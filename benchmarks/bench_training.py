@@ -14,8 +14,10 @@ from accelerate import Accelerator
 from benchmarks.timing import best_seconds
 from diti.config import TrainingConfig, preset, train_preset
 from diti.core.images import to_float
-from diti.core.loop import Objective, Weights, one_thread_for_small, step
+from diti.core.loop import one_thread_for_small, step
+from diti.core.objective import Objective
 from diti.core.rng import Draws
+from diti.core.weights import Weights
 from diti.data.prepare import prepare
 from diti.data.prepared import Dataset, training_batches
 from diti.data.source import ReadOptions

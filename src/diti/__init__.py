@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # `as` says that a name is public
     from diti.core.errors import InputError as InputError
-    from diti.core.loop import LossReport as LossReport
+    from diti.core.objective import LossReport as LossReport
     from diti.data.prepared import Dataset as Dataset
     from diti.data.sources import open_data as open_data
     from diti.diffusion.backbone import Backbone as Backbone
@@ -43,7 +43,7 @@ else:  # hidden from type checkers, which would take any name for one that __get
         "DiTiFeatures": "diti.representation.models.transformer",
         "EncoderObjective": "diti.representation.methods.base",
         "InputError": "diti.core.errors",
-        "LossReport": "diti.core.loop",
+        "LossReport": "diti.core.objective",
         "Method": "diti.representation.methods.registry",
         "Model": "diti.representation.models.model",
         "Partition": "diti.representation.partition",

@@ -24,7 +24,8 @@ from torch import Tensor
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
-from diti.core.loop import LossReport, Objective, loss_by_time, make_accelerator, train
+from diti.core.loop import loss_by_time, make_accelerator, train
+from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws, numpy_generator, torch_generator
 from diti.core.runs import RunFolder
 from diti.data import toyfaces

@@ -10,18 +10,12 @@ from torch import nn
 
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
-from diti.core.loop import (
-    Diverged,
-    LossReport,
-    Objective,
-    Weights,
-    learning_rate,
-    loss_by_time,
-    make_accelerator,
-    train,
-)
+from diti.core.loop import learning_rate, loss_by_time, make_accelerator, train
+from diti.core.objective import LossReport, Objective
 from diti.core.rng import stream_seed
 from diti.core.runs import RunFolder
+from diti.core.standing import Diverged
+from diti.core.weights import Weights
 
 CONFIG = TrainingConfig(
     images=640, train_batch_size=16, learning_rate=0.05, log_images=64, validate_images=160, checkpoint_images=128
@@ -187,27 +181,85 @@ def test_the_average_follows_its_definition(tmp_path):
     assert torch.allclose(weights.average["layer.weight"].double(), slow, atol=1e-6)
 
 
-class Broken(Regression):
-    """A loss that is no number from the 20th call on."""
+class Falling(Regression):
+    """A loss that is no number at its 20th call, while the rate is that of the start; `forever`: from then on."""
 
-    sampling_steps = 0
+    def __init__(self, forever: bool = False) -> None:
+        super().__init__()
+        self.calls, self.forever = 0, forever
 
     def forward(self, images, draws):
-        self.sampling_steps += 1
+        self.calls += 1
         report = super().forward(images, draws)
-        return dataclasses.replace(report, total=report.total * math.nan) if self.sampling_steps > 20 else report
+        bad = self.calls >= 20 if self.forever else self.calls == 20
+        return dataclasses.replace(report, total=report.total * math.nan) if bad else report
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(tmp_path):
-    with pytest.raises(
-        Diverged, match=r"at image 320; the last good state is kept .*lower --learning-rate \(now 0.05\)"
-    ):
-        run_loop(tmp_path / "a", objective=Broken())
-    states = sorted(p.name for p in (tmp_path / "a" / "state").iterdir())
-    assert states == ["000000000128", "000000000256"]
-    continued, _ = run_loop(tmp_path / "a")
-    clean, _ = run_loop(tmp_path / "b")
-    assert torch.equal(continued.layer.weight, clean.layer.weight)
+def test_a_fall_goes_back_to_the_last_good_line_at_half_the_rate(tmp_path, capsys):
+    objective, _ = run_loop(tmp_path, objective=Falling())
+    assert torch.isfinite(objective.layer.weight).all()
+    (fall,) = [r for r in RunFolder(tmp_path).read_log() if "fall" in r]
+    assert (fall["images"], fall["noticed_at"]) == (256, 320)
+    assert "the gradient is not a number at image 320: back to image 256, rate 0.025" in capsys.readouterr().out
+    rates = {r["images"]: r["learning_rate"] for r in RunFolder(tmp_path).read_log() if "loss" in r}
+    assert list(rates) == list(range(64, 641, 64))
+    assert rates[256] == 2 * rates[320] == 2 * rates[640] == 0.05
+
+
+def test_after_three_falls_it_ends_and_says_what_to_do(tmp_path):
+    with pytest.raises(Diverged, match=r"after 3 falls.*another --out and --learning-rate 0.0016"):
+        run_loop(tmp_path, objective=Falling(forever=True))
+    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["000000000128", "000000000256"]
+
+
+class Steep(Regression):
+    """Learns at a rate of 0.05 and below, and loses all at 0.4."""
+
+    must_gain = 0.5
+
+    def forward(self, images, draws):
+        report = super().forward(images, draws)
+        return dataclasses.replace(report, nothing=(images.flatten(1) @ TARGET.T).square().flatten())
+
+
+STEEP = dataclasses.replace(CONFIG, learning_rate=30.0)
+
+
+@pytest.mark.parametrize("steps", [5, 10, 22, 50])
+def test_a_killed_run_continues_bit_for_bit_over_its_falls(tmp_path, steps, monkeypatch):
+    monkeypatch.setattr("diti.core.standing.MOST_FALLS", 12)
+    whole, _ = run_loop(tmp_path / "whole", STEEP, objective=Steep())
+    falls = [r for r in RunFolder(tmp_path / "whole").read_log() if "fall" in r]
+    assert falls, "the test needs falls"
+    with pytest.raises(Killed):
+        run_loop(tmp_path / "killed", STEEP, objective=Steep(), batches=killed_after(steps))
+    again, _ = run_loop(tmp_path / "killed", STEEP, objective=Steep())
+    assert torch.equal(whole.layer.weight, again.layer.weight)
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "killed")
+
+
+def test_a_network_that_learns_to_predict_nothing_begins_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("diti.core.health.PATIENCE", 192)
+    frozen = dataclasses.replace(CONFIG, learning_rate=1e-9)
+    with pytest.raises(Diverged, match="learned to predict nothing at image 192, after 3 falls"):
+        run_loop(tmp_path, frozen, objective=Steep())
+    log = RunFolder(tmp_path).read_log()
+    assert [(r["images"], r["noticed_at"]) for r in log if "fall" in r] == [(0, 192)] * 3
+
+
+def test_stopped_by_hand_it_leaves_its_last_line_as_a_state(tmp_path):
+    def stopped(start, count):
+        if start >= 100:
+            raise KeyboardInterrupt
+        return batches(start, count)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_loop(tmp_path / "stopped", batches=stopped)
+    assert [p.name for p in (tmp_path / "stopped" / "state").iterdir()] == ["000000000064"]
+    again, _ = run_loop(tmp_path / "stopped")
+    whole, _ = run_loop(tmp_path / "whole")
+    assert torch.equal(again.layer.weight, whole.layer.weight)
+    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
 
 
 def test_other_networks_do_not_continue_a_run(tmp_path):

@@ -19,7 +19,8 @@ from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
 from diti.diffusion.backbone import build_backbone, load_backbone
-from diti.diffusion.pretrain import Denoising, output_loss, pretrain, validation_losses
+from diti.diffusion.pretrain import Denoising, pretrain, target_and_output, validation_losses
+from diti.diffusion.schedule import dm_loss_eps
 
 TINY = (
     "--data", "toyfaces:200", "--size", "16", "--unshuffle", "2", "--channels", "8", "16", "--layers", "1",
@@ -129,8 +130,23 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
 def test_a_rate_that_is_too_high_stops_with_advice(tmp_path, capsys):
     words = ["pretrain", *TINY, "--images", "6400", "--learning-rate", "1e30", "--max-grad-norm", "0", "--out"]
     assert main([*words, str(tmp_path / "run")]) == 2
-    shown = capsys.readouterr().err
-    assert "lower --learning-rate (now 1e+30)" in shown and "at image" in shown
+    shown = capsys.readouterr()
+    assert shown.out.count("back to image 0, rate") == 3
+    assert "after 3 falls" in shown.err
+    assert "start again with another --out and --learning-rate 3.1e+28" in shown.err
+
+
+def test_a_network_that_fell_to_predicting_nothing_begins_again_and_learns(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("diti.core.health.PATIENCE", 384)
+    monkeypatch.setattr(Denoising, "must_gain", 0.1)
+    words = ["pretrain", *TINY, "--images", "1024", "--log-images", "128", "--learning-rate"]
+    assert main([*words, "0.04", "--out", str(tmp_path / "fallen")]) == 0
+    assert "predict nothing at image 512: back to image 0, rate 0.02" in capsys.readouterr().out
+    assert main([*words, "0.02", "--out", str(tmp_path / "lower")]) == 0
+    fallen, lower = (weights(tmp_path / name) for name in ("fallen", "lower"))
+    assert all(torch.equal(value, lower[name]) for name, value in fallen.items())
+    losses = [r["loss"] for r in RunFolder(tmp_path / "fallen").read_log() if "loss" in r]
+    assert losses[-1] < 0.7, losses
 
 
 def test_fine_tuning_starts_from_the_given_backbone(tmp_path):
@@ -186,7 +202,7 @@ def test_other_predictions_are_trained_on_what_the_network_says(prediction):
     rng = torch_generator(0, "test")
     images, noise = (torch.randn(2, 3, 16, 16, generator=rng) for _ in range(2))
     t = torch.tensor([10, 990])
-    loss = output_loss(backbone, images, t, noise)
+    loss = dm_loss_eps(*target_and_output(backbone, images, t, noise))
     for index, step in enumerate(t):
         abar = backbone.schedule.alpha_bar[step].double()
         x_t = abar.sqrt() * images[index] + (1 - abar).sqrt() * noise[index]

@@ -8,20 +8,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
+from diti.core.health import Line
+from diti.core.objective import LossReport, Objective
 from diti.core.progress import progress_bar
 from diti.core.rng import Draws, stream_seed
 from diti.core.runs import RunFolder
-from diti.core.state import load_state, save_state
+from diti.core.standing import Standing
+from diti.core.weights import Weights
 
 Batches = Callable[[int, int], Tensor]  # (start, count) → images (count, C, H, W) in [-1, 1] at these positions
 SMALL_TENSOR = 50_000  # numbers; with more of them on average a second thread pays
@@ -41,101 +42,6 @@ def _require_cpu_precision(precision: str) -> None:
     product = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
     if precision != "bf16" or subprocess.run([sys.executable, "-c", product], capture_output=True).returncode:
         raise InputError(f"--mixed-precision {precision} does not run on this CPU; use --mixed-precision no")
-
-
-@dataclass
-class LossReport:
-    """What an objective says about a batch."""
-
-    total: Tensor  # scalar that is minimised: a mean over images
-    per_image: Tensor  # (B,)
-    time_share: Tensor | None = None  # (B,) t / T of each image, in [0, 1)
-    parts: dict[str, Tensor] = field(default_factory=dict)  # named scalars for the log
-
-
-class Objective(nn.Module):
-    """Networks and loss of a method. What requires a gradient is trained."""
-
-    betas: tuple[float, float] = (0.9, 0.999)  # of Adam
-    compares_images = False  # whether the loss of an image depends on the others of its batch
-
-    def forward(self, images: Tensor, draws: Draws) -> LossReport:
-        raise TypeError(f"{type(self).__name__} does not define its loss")
-
-    def rate_factor(self, name: str) -> float:
-        """What the learning rate is multiplied by for the parameter of that name."""
-        return 1.0
-
-
-class Diverged(InputError):
-    """The loss or its gradient is no longer a number."""
-
-
-class Weights:
-    """Trained parameters by name, their moving average, buffers, and Adam."""
-
-    def __init__(self, objective: Objective, config: TrainingConfig) -> None:
-        self.params = {name: p for name, p in objective.named_parameters() if p.requires_grad}
-        self.buffers = dict(objective.named_buffers())
-        self.average = {name: p.detach().clone() for name, p in self.params.items()}
-        factors = {name: objective.rate_factor(name) for name in self.params}
-        groups = [
-            {"params": [p for name, p in self.params.items() if factors[name] == factor], "factor": factor}
-            for factor in sorted(set(factors.values()))
-        ]
-        self.adam = torch.optim.Adam(groups, lr=config.learning_rate, betas=objective.betas, fused=True)
-        self.decay = config.ema_decay
-
-    @torch.no_grad()
-    def update_average(self, step: int) -> None:
-        """Exponential moving average whose memory grows with the run, so that short runs are averaged well too."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        get_ema_multi_avg_fn(decay)(list(self.average.values()), list(self.params.values()), step)
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Inside the block the networks hold the averaged weights."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for name, param in self.params.items():
-            param.data, self.average[name] = self.average[name], param.data
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything a continued run needs, by name."""
-        found: dict[str, Tensor] = {}
-        for name, param in self.params.items():
-            found[f"weights/{name}"] = param
-            found[f"average/{name}"] = self.average[name]
-            for key, value in self.adam.state.get(param, {}).items():
-                found[f"adam.{key}/{name}"] = value
-        return found | {f"buffer/{name}": value for name, value in self.buffers.items()}
-
-    @torch.no_grad()
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Put saved tensors back in place; names must match exactly."""
-        expected = {f"{kind}/{name}" for kind in ("weights", "average") for name in self.params}
-        expected |= {f"buffer/{name}" for name in self.buffers}
-        saved = {name for name in tensors if not name.startswith("adam.")}
-        if expected != saved:
-            raise InputError(
-                f"the saved state has other weights than this run (for instance {sorted(expected ^ saved)[0]}); "
-                "use the settings it was started with, or another --out"
-            )
-        for name, param in self.params.items():
-            param.copy_(tensors[f"weights/{name}"])
-            self.average[name].copy_(tensors[f"average/{name}"])
-        for name, buffer in self.buffers.items():
-            buffer.copy_(tensors[f"buffer/{name}"])
-        for full, value in tensors.items():
-            if full.startswith("adam."):
-                key, name = full.removeprefix("adam.").split("/", 1)
-                where = "cpu" if key == "step" else self.params[name].device
-                self.adam.state[self.params[name]][key] = value.to(where)
 
 
 def learning_rate(config: TrainingConfig, images: int) -> float:
@@ -158,39 +64,52 @@ def train(
 ) -> Weights:
     """Train until `config.images` images were seen, continuing from the newest state of the run.
 
-    `evaluate(images)` is called with the averaged weights in place; what it returns goes to the log.
+    `evaluate(images)` is called with the averaged weights in place; what it returns goes to the log. A training
+    that falls goes back to its last good line at half the rate; stopped by hand, it leaves that line as a state.
     """
     check_batch(config, accelerator.num_processes)
     check_parts(objective, config)
     objective.to(accelerator.device)
     weights = Weights(objective, config)
-    images = resume(weights, run, accelerator)
+    standing = Standing.begin(weights, run, accelerator)
     model, optimizer = accelerator.prepare(objective, weights.adam)
-    log = IntervalLog(run, accelerator, images)
+    log = IntervalLog(run, accelerator, standing.images)
     main = accelerator.is_main_process
-    with progress_bar(label, config.images, start=images, shown=main) as advance:
+    with (
+        progress_bar(label, config.images, start=standing.images, shown=main) as advance,
+        standing.kept_when_stopped(),
+    ):
+        images = standing.images
         while images < config.images:
-            rate = learning_rate(config, images)
+            rate = learning_rate(config, images) * standing.health.rate_factor
             for group in weights.adam.param_groups:
                 group["lr"] = rate * group["factor"]
             report, norm = step(model, optimizer, batches, images, config, accelerator)
-            _require_finite(report, norm, images, config, run)
             weights.update_average(images // config.train_batch_size)
             log.add(report, norm)
             before, images = images, images + config.train_batch_size
             advance(config.train_batch_size, note=log.note)
             finished = images >= config.images
-            if not (finished or _due(before, images, config.log_images)):
+            broken = not (torch.isfinite(norm) or config.mixed_precision == "fp16")
+            if not (finished or broken or _due(before, images, config.log_images)):
+                continue
+            line = log.line(images)
+            if fall := standing.judge(line, objective, config, broken):
+                standing.go_back(fall, config)
+                advance(standing.images - images)
+                images = standing.images
+                log.restart(images)
                 continue
             # Validation and states wait for a line of the log, so that a continued run logs the same lines.
             since = log.images
-            log.write(images, rate)
+            log.write(line, rate)
+            standing.good(line)
             if finished or _due(since, images, config.validate_images):
                 with weights.averaged(), torch.no_grad():
                     log.write_validation(images, evaluate(images) if main else {})
                 accelerator.wait_for_everyone()
-            if main and (finished or _due(since, images, config.checkpoint_images)):
-                save_state(run.path / "state", images, weights.tensors(), {"scaler": _scaler(accelerator)})
+            if finished or _due(since, images, config.checkpoint_images):
+                standing.save()
     log.close()
     return weights
 
@@ -272,13 +191,19 @@ def _joined(reports: list[LossReport]) -> LossReport:
     """The reports of the parts of one batch as one."""
     if len(reports) == 1:
         return reports[0]
-    shares = [r.time_share for r in reports if r.time_share is not None]
+    parts = [report.detached() for report in reports]
     return LossReport(
-        total=torch.stack([r.total.detach() for r in reports]).mean(),
-        per_image=torch.cat([r.per_image.detach() for r in reports]),
-        time_share=torch.cat(shares) if shares else None,
-        parts={k: torch.stack([r.parts[k].detach() for r in reports]).mean() for k in reports[0].parts},
+        total=torch.stack([p.total for p in parts]).mean(),
+        per_image=torch.cat([p.per_image for p in parts]),
+        time_share=_cat([p.time_share for p in parts]),
+        nothing=_cat([p.nothing for p in parts]),
+        parts={k: torch.stack([p.parts[k] for p in parts]).mean() for k in parts[0].parts},
     )
+
+
+def _cat(tensors: list[Tensor | None]) -> Tensor | None:
+    given = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(given) if given else None
 
 
 def check_batch(config: TrainingConfig, processes: int) -> None:
@@ -300,42 +225,8 @@ def check_parts(objective: Objective, config: TrainingConfig) -> None:
         )
 
 
-def resume(weights: Weights, run: RunFolder, accelerator: Accelerator) -> int:
-    """Continue from the newest undamaged state; returns the images seen so far."""
-    found = load_state(run.path / "state")
-    if found is None:
-        if accelerator.is_main_process:
-            run.rewind_log(0)  # of a run that was killed before its first state
-        return 0
-    tensors, facts, notes = found
-    weights.restore(tensors)
-    if accelerator.scaler is not None and facts.get("scaler"):
-        accelerator.scaler.load_state_dict(facts["scaler"])
-    images = int(facts["images"])
-    if accelerator.is_main_process:
-        run.rewind_log(images)
-        for note in [*notes, f"continuing at image {images:,}"]:
-            print(note)
-    return images
-
-
-def _scaler(accelerator: Accelerator) -> dict[str, Any] | None:
-    return accelerator.scaler.state_dict() if accelerator.scaler is not None else None
-
-
 def _due(before: int, now: int, every: int) -> bool:
     return before // every != now // every
-
-
-def _require_finite(report: LossReport, norm: Tensor, images: int, config: TrainingConfig, run: RunFolder) -> None:
-    """Stop at the first loss or gradient that is not a number; the weights on disk are still good."""
-    fine = torch.isfinite(report.total) and (torch.isfinite(norm) or config.mixed_precision == "fp16")
-    if not fine:
-        raise Diverged(
-            f"the loss is {report.total.item():.3g} and its gradient norm {norm.item():.3g} at image {images:,}; "
-            f"the last good state is kept in {run.path / 'state'}: lower --learning-rate "
-            f"(now {config.learning_rate:g}) or --max-grad-norm (now {config.max_grad_norm:g}) and run again"
-        )
 
 
 class IntervalLog:
@@ -349,42 +240,53 @@ class IntervalLog:
 
             self.board = SummaryWriter(run.path / "tensorboard", purge_step=images or None)
         self.note = ""
-        self._reset(images)
+        self.restart(images)
 
-    def _reset(self, images: int) -> None:
+    def restart(self, images: int) -> None:
+        """Forget what was noted since the last line."""
         self.images, self.began = images, time.perf_counter()
-        self.losses: list[Tensor] = []
-        self.shares: list[Tensor] = []
+        self.reports: list[LossReport] = []
         self.norms: list[Tensor] = []
-        self.parts: list[dict[str, Tensor]] = []
 
     def add(self, report: LossReport, norm: Tensor) -> None:
         """Note one step; nothing is moved off the device yet."""
-        self.losses.append(report.per_image.detach())
-        if report.time_share is not None:
-            self.shares.append(report.time_share.detach())
+        self.reports.append(report.detached())
         self.norms.append(norm.detach())
-        self.parts.append({k: v.detach() for k, v in report.parts.items()})
 
-    def write(self, images: int, rate: float) -> None:
-        """One line over all steps since the last one, the same whatever the number of processes."""
-        losses = self.accelerator.gather(torch.cat(self.losses)).double().cpu()
-        shares = self.accelerator.gather(torch.cat(self.shares)).cpu() if self.shares else None
+    def line(self, images: int) -> Line:
+        """What the loss was since the last line, the same whatever the number of processes."""
+        self.losses = self._gathered([r.per_image for r in self.reports])
+        nothing = [r.nothing for r in self.reports if r.nothing is not None]
+        return Line(
+            images,
+            self.losses.mean().item(),
+            self.losses.std(correction=0).item() / len(self.losses) ** 0.5,
+            self._gathered(nothing).mean().item() if nothing else None,
+        )
+
+    def write(self, line: Line, rate: float) -> None:
+        """One line over all steps since the last one."""
+        images = line.images
+        shares = [r.time_share for r in self.reports if r.time_share is not None]
         record: dict[str, Any] = {
             "images": images,
-            "loss": losses.mean().item(),
+            "loss": line.loss,
             "learning_rate": rate,
             "grad_norm": torch.stack(self.norms).mean().item(),
             "images_per_s": (images - self.images) / (time.perf_counter() - self.began),
         }
-        for name in self.parts[0]:
-            mean = torch.stack([p[name] for p in self.parts]).mean()
+        for name in self.reports[0].parts:
+            mean = torch.stack([r.parts[name] for r in self.reports]).mean()
             record[name] = self.accelerator.gather(mean[None]).mean().item()
+        by_time = {"loss_by_time": loss_by_time(self.losses, self._gathered(shares))} if shares else {}
         if self.board is not None:
             self._scalars(images, record)
-            self.run.log(**record, **({} if shares is None else {"loss_by_time": loss_by_time(losses, shares)}))
-        self.note = f"loss {record['loss']:.4f}"
-        self._reset(images)
+            self.run.log(**record, **by_time)
+        self.note = f"loss {line.loss:.4f}"
+        self.restart(images)
+
+    def _gathered(self, tensors: list[Tensor]) -> Tensor:
+        return self.accelerator.gather(torch.cat(tensors)).double().cpu()
 
     def write_validation(self, images: int, record: dict[str, Any]) -> None:
         """A line with what the evaluation found; its time does not count as training."""

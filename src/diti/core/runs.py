@@ -183,7 +183,10 @@ class RunFolder:
                 continue
         return records
 
-    def rewind_log(self, images: int) -> None:
-        """Forget what was logged after `images` images: a continued run will log it again."""
+    def rewind_log(self, images: int, falls: int | None = None) -> None:
+        """Forget what was logged after `images` images, and after so many falls: it will be logged again."""
         kept = [r for r in self.read_log() if r.get("images", 0) <= images]
+        if falls is not None:
+            late = [id(r) for r in kept if "fall" in r][falls:]
+            kept = [r for r in kept if id(r) not in late]
         write_text(self.log_path, "".join(json.dumps(r) + "\n" for r in kept))

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from diti.config import PretrainConfig
 from diti.core.images import grid, save_picture, to_uint8
-from diti.core.loop import TIME_BINS, LossReport, Objective, loss_by_time, make_accelerator, train
+from diti.core.loop import TIME_BINS, loss_by_time, make_accelerator, train
+from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder, read_json, write_text
 from diti.data.prepared import Dataset, training_batches
@@ -27,6 +28,8 @@ SAMPLES, SAMPLE_SEED = 32, 0
 class Denoising(Objective):
     """E ||target - network(x_t, t)||² over images, uniform time-steps and noise; target: what it predicts."""
 
+    must_gain = 0.5
+
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         self.backbone = backbone
@@ -35,18 +38,24 @@ class Denoising(Objective):
         steps = self.backbone.timesteps
         t = draws.integers("time-step", steps).to(images.device)
         noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
-        loss = output_loss(self.backbone, images, t, noise)
-        return LossReport(total=loss.mean(), per_image=loss, time_share=t / steps)
+        target, output = target_and_output(self.backbone, images, t, noise)
+        loss, nothing = dm_loss_eps(target, output), dm_loss_eps(target, best_constant(target))
+        return LossReport(loss.mean(), loss, time_share=t / steps, nothing=nothing)
 
 
-def output_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-    """(B,) mean squared error of what the network predicts itself: ε (then this is eq. 3), x0 or v.
+def target_and_output(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """What the network should predict itself, ε (then their distance is eq. 3), x0 or v, and what it predicts.
 
     In its ε form the loss of a network that predicts v would vanish with ᾱ_t, and the largest t not be learned.
     """
     abar_t = gather(backbone.schedule.alpha_bar, t, images)
     x_t = q_sample(images, noise, abar_t)
-    return dm_loss_eps(output_target(images, noise, abar_t, backbone.prediction_type), backbone(x_t, t))
+    return output_target(images, noise, abar_t, backbone.prediction_type), backbone(x_t, t)
+
+
+def best_constant(target: Tensor) -> Tensor:
+    """(1,C,1,1) what a network that looks at nothing would predict for all of (B,C,H,W): a colour."""
+    return target.mean((0, 2, 3), keepdim=True)
 
 
 def denoising_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor) -> Tensor:

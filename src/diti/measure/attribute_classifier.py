@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from diti.config import TrainingConfig
 from diti.core.errors import InputError, nearest
 from diti.core.images import to_float
-from diti.core.loop import LossReport, Objective, make_accelerator, train
+from diti.core.loop import make_accelerator, train
 from diti.core.machine import cache_folder
+from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset, Stream

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from diti.config import WITHOUT_EFFECT, TrainingConfig
 from diti.core.errors import InputError
-from diti.core.loop import LossReport, Objective, make_accelerator, train
+from diti.core.loop import make_accelerator, train
+from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder, write_json
 from diti.data.prepared import Stream

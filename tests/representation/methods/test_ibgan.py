@@ -15,9 +15,9 @@ from diti.cli import main
 from diti.config import EncoderConfig, GANConfig, TrainConfig, TrainingConfig, to_yaml
 from diti.core.errors import InputError
 from diti.core.images import to_float
-from diti.core.loop import Weights
 from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder
+from diti.core.weights import Weights
 from diti.data import toyfaces
 from diti.data.sources import open_data
 from diti.representation.methods.coverage import LEAST_DIVERSITY, LEAST_NOVELTY

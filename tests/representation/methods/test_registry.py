@@ -17,7 +17,7 @@ from diti.cli import main
 from diti.config import EncoderConfig, TrainConfig, TrainingConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
-from diti.core.loop import LossReport
+from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder
 from diti.data import toyfaces

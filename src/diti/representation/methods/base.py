@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diti.config import TrainConfig
 from diti.core.images import to_float
-from diti.core.loop import Objective
+from diti.core.objective import Objective
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from diti.config import TrainConfig, preset
 from diti.core.errors import InputError
-from diti.core.loop import LossReport, loss_by_time
+from diti.core.loop import loss_by_time
+from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone, build_backbone

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diti.config import TrainConfig, resolve
 from diti.core.errors import InputError
-from diti.core.loop import LossReport
+from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from diti.config import TrainConfig
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture, to_float, to_uint8
-from diti.core.loop import LossReport
+from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
@@ -87,6 +87,7 @@ class InformationBottleneckGAN(EncoderObjective):
 
     betas = (0.5, 0.99)
     compares_images = True  # the discriminator sees the spread of groups
+    steady = False  # the losses of opponents rise and fall
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from diti.config import TrainConfig, ViewsConfig
 from diti.core.errors import InputError
 from diti.core.gather import gather_rows
 from diti.core.images import to_float
-from diti.core.loop import LossReport
+from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.augment import two_views
 from diti.data.prepared import Dataset

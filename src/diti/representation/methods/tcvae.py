@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from diti.config import TrainConfig, VAEConfig
 from diti.core.gather import gather_rows
 from diti.core.images import grid, save_picture, to_float, to_uint8
-from diti.core.loop import LossReport
+from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone

@@ -1,0 +1,79 @@
+"""Whether a training still learns. A network that falls to predicting nothing does not recover by itself.
+
+Judged at each line of the log; the loop then goes back to what was good and halves the rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+MOST_FALLS = 3  # after so many the settings are at fault
+REMEMBERED = 8  # losses of lines that a new one is compared with
+ABSURD = 3.0  # times the loss of predicting nothing: no network starts there
+LEAST_GAIN = 0.2  # share of the loss of nothing that must have been gained before it can be lost again
+GIVEN_BACK = 0.8  # share of that gain which a fall gives back
+CLEAR = 8.0  # standard errors by which a rise must exceed the noise of a line
+PATIENCE = 12_800  # images after the warm-up by which a network that learns has shown it
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one line of the log knows of the images since the last."""
+
+    images: int  # seen since the start
+    loss: float  # mean
+    error: float  # standard error of that mean
+    nothing: float | None = None  # mean loss of predicting nothing for the same images, where that is known
+
+    @property
+    def share(self) -> float:
+        """Of the loss of predicting nothing."""
+        return self.loss / self.nothing if self.nothing else 0.0
+
+
+@dataclass
+class Health:
+    """What is remembered of a run to judge its next line; part of its state."""
+
+    recent: list[float] = field(default_factory=list)  # losses of the last good lines
+    best: float = 1.0  # least share of the loss of predicting nothing so far
+    falls: int = 0
+
+    @property
+    def rate_factor(self) -> float:
+        """Each fall halves the learning rate."""
+        return 0.5**self.falls
+
+    def fault(self, line: Line, *, steady: bool) -> str | None:
+        """What is wrong with a line, or None. steady: a good training's loss does not double."""
+        if not math.isfinite(line.loss):
+            return "the loss is not a number"
+        if line.nothing is not None:
+            if line.share > ABSURD:
+                return f"the loss is {line.share:.3g} times that of predicting nothing"
+            gain = 1 - self.best
+            if gain > LEAST_GAIN and 1 - line.share < (1 - GIVEN_BACK) * gain:
+                return f"the loss is back at that of predicting nothing, {line.loss:.3g}"
+        if steady and self.recent:
+            usual = median(self.recent)
+            if line.loss - usual > max(abs(usual), CLEAR * line.error):
+                return f"the loss rose from {usual:.3g} to {line.loss:.3g}"
+        return None
+
+    def never_began(self, line: Line, warmup: int, must_gain: float) -> bool:
+        """Whether a network that should have gained a share of the loss long since has not."""
+        gained = 1 - min(self.best, line.share)
+        return line.nothing is not None and line.images >= warmup + PATIENCE and gained < must_gain
+
+    def remember(self, line: Line) -> None:
+        """Take in a good line."""
+        self.recent = [*self.recent, line.loss][-REMEMBERED:]
+        if line.nothing is not None:
+            self.best = min(self.best, line.share)
+
+    def facts(self) -> dict[str, Any]:
+        """For the state on disk."""
+        return asdict(self)

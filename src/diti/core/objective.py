@@ -1,0 +1,46 @@
+"""What a method gives to the training loop: networks, and a loss of a batch of images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from diti.core.rng import Draws
+
+
+@dataclass
+class LossReport:
+    """What an objective says about a batch."""
+
+    total: Tensor  # scalar that is minimised: a mean over images
+    per_image: Tensor  # (B,)
+    time_share: Tensor | None = None  # (B,) t / T of each image, in [0, 1)
+    nothing: Tensor | None = None  # (B,) the same loss of a network that predicts nothing, where that is known
+    parts: dict[str, Tensor] = field(default_factory=dict)  # named scalars for the log
+
+    def detached(self) -> LossReport:
+        """The same numbers without what led to them."""
+        return LossReport(
+            self.total.detach(),
+            self.per_image.detach(),
+            None if self.time_share is None else self.time_share.detach(),
+            None if self.nothing is None else self.nothing.detach(),
+            {name: part.detach() for name, part in self.parts.items()},
+        )
+
+
+class Objective(nn.Module):
+    """Networks and loss of a method. What requires a gradient is trained."""
+
+    betas: tuple[float, float] = (0.9, 0.999)  # of Adam
+    compares_images = False  # whether the loss of an image depends on the others of its batch
+    steady = True  # whether a loss that doubles means that the training has fallen; not so where networks compete
+    must_gain = 0.0  # share of the loss of predicting nothing that is soon gained by every network that learns
+
+    def forward(self, images: Tensor, draws: Draws) -> LossReport:
+        raise TypeError(f"{type(self).__name__} does not define its loss")
+
+    def rate_factor(self, name: str) -> float:
+        """What the learning rate is multiplied by for the parameter of that name."""
+        return 1.0
