@@ -1,5 +1,7 @@
 import hashlib
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -109,6 +111,74 @@ def test_a_run_is_continued_only_with_its_own_settings(tmp_path):
     (tmp_path / "other" / "thesis.txt").write_text("x")
     with pytest.raises(InputError, match="holds other files"):
         RunFolder(tmp_path / "other").begin(TrainingConfig(), {})
+
+
+@pytest.mark.parametrize("made", ["model.json", "unet"])
+def test_what_a_run_has_made_is_never_replaced(tmp_path, made):
+    run = RunFolder(tmp_path)
+    run.begin(TrainingConfig(), {"verb": "train"})
+    (tmp_path / made).mkdir()
+    before = (tmp_path / "config.yaml").read_text()
+    with pytest.raises(InputError, match="holds a run of diti train; choose a new"):
+        run.begin(TrainingConfig(), {"verb": "solve"})
+    with pytest.raises(InputError, match=r"other settings \(seed\)"):
+        run.begin(TrainingConfig(seed=7), {"verb": "train"})
+    with pytest.raises(InputError, match="a finished model and no state to continue it from"):
+        run.begin(TrainingConfig(), {"verb": "train"})
+    assert (tmp_path / "config.yaml").read_text() == before
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from diti.core.runs import RunFolder
+with RunFolder(Path(sys.argv[1])).held():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_has_one_writer_and_a_dead_one_holds_nothing(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    with subprocess.Popen([sys.executable, "-c", HOLD, run.path], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match=r"another diti command is writing to .*run; wait for it"), run.held():
+            pass
+        with run.held(main=False):
+            pass
+        other.kill()
+    assert (run.path / ".lock").exists(), "it was killed before it could tidy up"
+    with run.held():
+        run.begin(TrainingConfig(), {})
+    assert sorted(p.name for p in run.path.iterdir()) == ["config.yaml", "run.json"]
+
+
+def test_a_folder_made_for_nothing_goes_again(tmp_path):
+    with pytest.raises(InputError, match="refused"), RunFolder(tmp_path / "run").held():
+        raise InputError("refused")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="is a file; name a folder"), RunFolder(tmp_path / "file").held():
+        pass
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "{", "\ud800"])
+def test_a_damaged_run_json_is_named(tmp_path, content):
+    run = RunFolder(tmp_path)
+    run.begin(TrainingConfig(), {"verb": "train"})
+    (tmp_path / "state").mkdir()
+    (tmp_path / "run.json").write_text(content, encoding="utf-8", errors="surrogatepass")
+    with pytest.raises(InputError, match=r"run\.json"):
+        run.begin(TrainingConfig(), {"verb": "train"})
+
+
+def test_a_log_with_other_things_in_it_is_read_as_far_as_it_is_a_log(tmp_path):
+    run = RunFolder(tmp_path)
+    run.log_path.write_bytes(b'{"images": 5}\n[1]\n7\n\xff\xfe\n{"images": "x"}\n{"images": 9}\n')
+    assert run.images_seen() == 9
+    assert len(run.read_log()) == 3
+    run.rewind_log(5)
+    assert run.images_seen() == 5
 
 
 def test_a_finished_run_lacks_nothing(tmp_path):

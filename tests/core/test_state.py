@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from diti.core.errors import InputError
 from diti.core.state import load_state, save_state
@@ -24,7 +25,9 @@ def test_no_state_is_none(tmp_path):
     assert load_state(tmp_path / "none") is None
 
 
-@pytest.mark.parametrize("damage", ["flip a byte", "cut", "no facts", "bad facts", "no tensors"])
+@pytest.mark.parametrize(
+    "damage", ["flip a byte", "cut", "no facts", "bad facts", "no tensors", "[]", "{}", '{"images": 300}']
+)
 def test_a_damaged_state_is_passed_over_for_the_one_before(tmp_path, damage):
     save_three(tmp_path)
     newest = tmp_path / "000000000300"
@@ -36,10 +39,10 @@ def test_a_damaged_state_is_passed_over_for_the_one_before(tmp_path, damage):
         tensors.write_bytes(content[:20])
     elif damage == "no facts":
         (newest / "state.json").unlink()
-    elif damage == "bad facts":
-        (newest / "state.json").write_text("{")
-    else:
+    elif damage == "no tensors":
         tensors.unlink()
+    else:
+        (newest / "state.json").write_text("{" if damage == "bad facts" else damage)
     _, facts, notes = load_state(tmp_path)
     assert facts["images"] == 200 and len(notes) == 1 and "000000000300 is damaged" in notes[0]
 
@@ -57,3 +60,15 @@ def test_only_damaged_states_stop_the_run(tmp_path):
         (path / "state.json").write_text(json.dumps({**facts, "sha256": "0"}))
     with pytest.raises(InputError, match="no undamaged state is left"):
         load_state(tmp_path)
+
+
+def test_a_full_disk_keeps_the_state_before(tmp_path, monkeypatch):
+    save_three(tmp_path)
+
+    def full(tensors, path):
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("diti.core.state.save_file", full)  # a disk cannot be filled here
+    with pytest.raises(InputError, match=r"cannot write the state after 400 images .*MB are free there"):
+        save_state(tmp_path, 400, {"w": torch.zeros(3)}, {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000000000200", "000000000300"]

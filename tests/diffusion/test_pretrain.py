@@ -118,6 +118,10 @@ def test_other_settings_do_not_continue_a_run(tmp_path, capsys):
     assert "other settings (data_hash)" in capsys.readouterr().err
     assert main(["pretrain", *TINY, "--images", "256", "--out", run]) == 0, "a longer run continues"
     assert "continuing at image 128" in capsys.readouterr().out
+    assert main(["pretrain", *TINY, "--images", "128", "--out", run]) == 2
+    assert "has seen 256 images and --images is 128; give 256 or more" in capsys.readouterr().err
+    assert main(["train", "--data", "toyfaces:200", "--backbone", run, "--images", "32", "--out", run]) == 2
+    assert "holds a run of diti pretrain; choose a new" in capsys.readouterr().err
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import torch
@@ -17,8 +18,10 @@ def place() -> tuple[int, int]:
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes and prints."""
-    return place()[0] == 0
+    """Whether this process is the one that writes and prints; known from torchrun before they have met."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"
 
 
 def add_up(tensors: Iterable[Tensor]) -> None:

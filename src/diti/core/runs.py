@@ -19,8 +19,10 @@ from typing import Any
 from diti import __version__
 from diti.config import differences, load_yaml, to_yaml
 from diti.core.errors import InputError
+from diti.core.locks import locked
 
 FINISHED = ("config.yaml", "run.json", "model.json", "checks.json", "card.md")  # the card is written last
+MADE = ("model.json", "unet")  # either is there from the moment on at which a run has made something
 _VERSIONED = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "pyarrow")
 
 
@@ -90,6 +92,14 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} is not valid JSON ({error})") from None
 
 
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A JSON file of names and values; InputError that names it where it holds something else."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds a {type(found).__name__} where names and values belong; copy it again")
+    return found
+
+
 def sha256_file(path: Path) -> str:
     """Hex digest of a file's contents."""
     with path.open("rb") as handle:
@@ -133,26 +143,69 @@ class RunFolder:
     def log_path(self) -> Path:
         return self.path / "log.jsonl"
 
-    def begin(self, config: Any, inputs: dict[str, Any], free: frozenset[str] = frozenset()) -> None:
+    @contextmanager
+    def held(self, main: bool = True) -> Iterator[None]:
+        """Inside the block no other command writes to this folder. Of several processes the `main` one holds it.
+
+        A folder that was made for nothing is removed again.
+        """
+        if not main:
+            yield
+            return
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"--out {self.path} is a file; name a folder")
+        new = not self.path.exists()
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with locked(self.path):
+                yield
+        finally:
+            if new and not any(self.path.iterdir()):
+                self.path.rmdir()
+
+    def begin(
+        self, config: Any, inputs: dict[str, Any], free: frozenset[str] = frozenset(), images: int | None = None
+    ) -> None:
         """Write what the run is made of, before its first step; continue a run only if it is this one.
 
         `free` are the settings that a continued run may change. All of `inputs` but the command must be the same.
+        images: its length, which must not lie behind it.
         """
         saved = self.path / "config.yaml"
-        if saved.is_file() and (self.path / "state").is_dir():
-            self._require_same(load_yaml(type(config)(), saved), config, inputs, free)
-        elif self.path.exists() and not saved.is_file() and any(not _is_part(p) for p in self.path.iterdir()):
+        if saved.is_file():
+            self._require_same(config, inputs, free)
+            self._require_longer(images)
+        elif self.path.exists() and any(not _is_part(p) for p in self.path.iterdir()):
             raise InputError(f"--out {self.path} holds other files; choose a new or empty folder")
         write_text(saved, to_yaml(config))
         write_json(self.path / "run.json", {**inputs, "command": command_line(), "versions": versions()})
 
-    def _require_same(self, before: Any, now: Any, inputs: dict[str, Any], free: frozenset[str]) -> None:
-        facts = read_json(self.path / "run.json")
-        changed = differences(before, now, free) + [k for k in inputs if facts.get(k) != inputs[k]]
+    def _require_same(self, config: Any, inputs: dict[str, Any], free: frozenset[str]) -> None:
+        """InputError where the folder holds another run, or one that cannot go on; a mere beginning may go."""
+        state, made = (self.path / "state").is_dir(), any((self.path / name).exists() for name in MADE)
+        facts = read_mapping(self.path / "run.json") if state or made else {}
+        if (verb := facts.get("verb")) != inputs.get("verb") and facts:
+            raise InputError(f"--out {self.path} holds a run of diti {verb}; choose a new or empty folder")
+        if not facts:
+            return
+        changed = differences(load_yaml(type(config)(), self.path / "config.yaml"), config, free)
+        changed += [name for name in inputs if facts.get(name) != inputs[name]]
         if changed:
             raise InputError(
                 f"{self.path} holds a run with other settings ({', '.join(changed)}); "
                 "repeat its command to continue it, or choose another --out"
+            )
+        if not state:
+            raise InputError(
+                f"{self.path} holds a finished model and no state to continue it from; choose another --out"
+            )
+
+    def _require_longer(self, images: int | None) -> None:
+        seen = self.images_seen() if (self.path / "state").is_dir() else 0
+        if images is not None and seen > images:
+            raise InputError(
+                f"{self.path} has seen {seen:,} images and --images is {images:,}; give {seen:,} or more, or "
+                "another --out"
             )
 
     def missing(self, images: int = 0) -> list[str]:
@@ -163,7 +216,7 @@ class RunFolder:
 
     def images_seen(self) -> int:
         """By the lines of the log."""
-        return max((int(line.get("images", 0)) for line in self.read_log()), default=0)
+        return max((_images(line) for line in self.read_log()), default=0)
 
     def log(self, **record: Any) -> None:
         """Append one line to the log."""
@@ -172,21 +225,29 @@ class RunFolder:
             handle.write(json.dumps(record) + "\n")
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The records of the log; a line torn by a kill is left out."""
+        """The records of the log; a line that is torn by a kill, or holds something else, is left out."""
         if not self.log_path.exists():
             return []
         records = []
-        for line in self.log_path.read_text(encoding="utf-8").splitlines():
+        for line in self.log_path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
+                record = json.loads(line)
+            except (json.JSONDecodeError, RecursionError):
                 continue
+            if isinstance(record, dict):
+                records.append(record)
         return records
 
     def rewind_log(self, images: int, falls: int | None = None) -> None:
         """Forget what was logged after `images` images, and after so many falls: it will be logged again."""
-        kept = [r for r in self.read_log() if r.get("images", 0) <= images]
+        kept = [r for r in self.read_log() if _images(r) <= images]
         if falls is not None:
             late = [id(r) for r in kept if "fall" in r][falls:]
             kept = [r for r in kept if id(r) not in late]
         write_text(self.log_path, "".join(json.dumps(r) + "\n" for r in kept))
+
+
+def _images(line: dict[str, Any]) -> int:
+    """Images seen at a line of the log, 0 where it does not say."""
+    images = line.get("images", 0)
+    return images if isinstance(images, int) else 0

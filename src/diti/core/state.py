@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from diti.core.errors import InputError
-from diti.core.runs import atomic_path, read_json, sha256_file, write_json
+from diti.core.runs import atomic_path, read_mapping, sha256_file, write_json
 
 TENSORS, FACTS = "tensors.safetensors", "state.json"
 KEPT = 2  # the newest state and the one before
@@ -21,7 +21,14 @@ def save_state(folder: Path, images: int, tensors: dict[str, torch.Tensor], fact
     """Write the state after `images` images as folder/<images>/ and drop all but the newest two."""
     with atomic_path(folder / f"{images:012d}") as temporary:
         temporary.mkdir()
-        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary / TENSORS)
+        try:
+            save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary / TENSORS)
+        except SafetensorError as error:  # its way to say that the disk is full
+            free = shutil.disk_usage(folder).free
+            raise InputError(
+                f"cannot write the state after {images:,} images to {folder} ({error}); {free / 1e6:,.0f} MB are "
+                "free there: make room, and the same command continues from the state before"
+            ) from error
         digest = sha256_file(temporary / TENSORS)
         write_json(temporary / FACTS, {**facts, "images": images, "sha256": digest})
     for old in _states(folder)[:-KEPT]:
@@ -33,11 +40,13 @@ def load_state(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], l
     notes: list[str] = []
     for path in reversed(_states(folder)):
         try:
-            facts = read_json(path / FACTS)
-            if facts["sha256"] != sha256_file(path / TENSORS):
+            facts = read_mapping(path / FACTS)
+            if facts.get("sha256") != sha256_file(path / TENSORS):
                 raise InputError("its hash does not match")
+            if facts.get("images") != int(path.name):
+                raise InputError(f"{FACTS} does not say that it is of image {int(path.name):,}")
             return load_file(path / TENSORS), facts, notes
-        except (InputError, OSError, KeyError, SafetensorError) as error:
+        except (InputError, OSError, SafetensorError) as error:
             notes.append(f"the state {path} is damaged ({error}) and was passed over")
     if notes:
         raise InputError(f"{notes[-1]}; no undamaged state is left in {folder}: remove that folder to start again")

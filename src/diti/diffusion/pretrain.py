@@ -66,23 +66,23 @@ def denoising_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor)
 
 def pretrain(config: PretrainConfig, out: Path) -> Path:
     """Train, or continue to train, the backbone of `config` in the run folder `out`."""
-    accelerator = make_accelerator(config.training)
+    accelerator, run = make_accelerator(config.training), RunFolder(out)
     backbone = load_backbone(config.init) if config.init else build_backbone(config.backbone, config.training.seed)
     backbone.train()
-    run, dataset = start_run(config, out, backbone, accelerator, "pretrain")
-    objective = Denoising(backbone)
-    weights = train(
-        objective,
-        training_batches(dataset, config.training.seed, flip=config.training.flip),
-        config.training,
-        run,
-        label="pretraining",
-        evaluate=lambda images: evaluate(backbone, dataset, out, images),
-        accelerator=accelerator,
-    )
-    if accelerator.is_main_process:
-        with weights.averaged():
-            save(backbone, run, config)
+    with run.held(accelerator.is_main_process):
+        dataset = start_run(config, run, backbone, accelerator, "pretrain")
+        weights = train(
+            Denoising(backbone),
+            training_batches(dataset, config.training.seed, flip=config.training.flip),
+            config.training,
+            run,
+            label="pretraining",
+            evaluate=lambda images: evaluate(backbone, dataset, out, images),
+            accelerator=accelerator,
+        )
+        if accelerator.is_main_process:
+            with weights.averaged():
+                save(backbone, run, config)
     accelerator.end_training()
     return out
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from accelerate import Accelerator
 
 from diti.config import WITHOUT_EFFECT, PretrainConfig, TrainConfig, preset
@@ -17,8 +15,12 @@ FREE = WITHOUT_EFFECT | {"images", "data"}
 
 
 def start_run(
-    config: PretrainConfig | TrainConfig, out: Path, backbone: Backbone | None, accelerator: Accelerator, verb: str
-) -> tuple[RunFolder, Dataset]:
+    config: PretrainConfig | TrainConfig,
+    run: RunFolder,
+    backbone: Backbone | None,
+    accelerator: Accelerator,
+    verb: str,
+) -> Dataset:
     """Open the data, prepared by the first process alone, and the run folder, which must hold this run or none.
 
     Without a backbone, data that is not prepared yet gets the size of the preset.
@@ -28,11 +30,10 @@ def start_run(
         dataset = open_data(config.data, size)
     if backbone:
         backbone.require_size(dataset.size)
-    run = RunFolder(out)
     if accelerator.is_main_process:
         inputs = {"verb": verb, "data_name": dataset.name, "data_hash": dataset.hash}
         if verb == "train" and backbone:
             inputs["backbone_hash"] = backbone.digest()
-        run.begin(config, inputs, FREE)
+        run.begin(config, inputs, FREE, config.training.images)
     accelerator.wait_for_everyone()
-    return run, dataset
+    return dataset

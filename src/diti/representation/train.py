@@ -9,6 +9,7 @@ from typing import Any
 from diti.config import DEFAULT_PRESET, TrainConfig, from_options, resolve, train_preset
 from diti.core import loop
 from diti.core.errors import InputError
+from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset, training_batches
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.start_run import start_run
@@ -20,32 +21,36 @@ from diti.representation.models.model import Model
 
 def train_model(config: TrainConfig, out: Path) -> Findings:
     """Train, or continue to train, the model of `config` in the run folder `out`; returns what was measured."""
-    config = resolve(config)
+    config, run = resolve(config), RunFolder(out)
     method = find_method(config.method)
     accelerator = loop.make_accelerator(config.training)
     backbone = frozen_backbone(method, config)
-    run, dataset = start_run(config, out, backbone, accelerator, "train")
-    objective = method.build(config, backbone, dataset)
-    weights = loop.train(
-        objective,
-        training_batches(dataset, config.training.seed, flip=config.training.flip),
-        config.training,
-        run,
-        label=f"training {config.method}",
-        evaluate=lambda images: method.evaluate(objective, dataset),
-        accelerator=accelerator,
-    )
-    findings = Findings()
-    if accelerator.is_main_process:
-        with weights.averaged():
-            objective.eval()
-            model = method.model(objective, config, *training_statistics(objective.encoder, dataset))
-            length = f"trained on {config.training.images:,} images of `{config.data}`"
-            start = ", from the closed-form solution" if config.start == "solved" else ""
-            origin = [f"{length}, seed {config.training.seed}{start}"]
-            findings = finish(method, model, dataset, run, config.backbone, origin)
+    with run.held(accelerator.is_main_process):
+        dataset = start_run(config, run, backbone, accelerator, "train")
+        objective = method.build(config, backbone, dataset)
+        weights = loop.train(
+            objective,
+            training_batches(dataset, config.training.seed, flip=config.training.flip),
+            config.training,
+            run,
+            label=f"training {config.method}",
+            evaluate=lambda images: method.evaluate(objective, dataset),
+            accelerator=accelerator,
+        )
+        findings = Findings()
+        if accelerator.is_main_process:
+            with weights.averaged():
+                objective.eval()
+                model = method.model(objective, config, *training_statistics(objective.encoder, dataset))
+                findings = finish(method, model, dataset, run, config.backbone, [origin(config)])
     accelerator.end_training()
     return findings
+
+
+def origin(config: TrainConfig) -> str:
+    """For the card: how the model was made."""
+    length = f"trained on {config.training.images:,} images of `{config.data}`, seed {config.training.seed}"
+    return length + (", from the closed-form solution" if config.start == "solved" else "")
 
 
 def frozen_backbone(method: Method, config: TrainConfig) -> Backbone | None:

@@ -14,6 +14,7 @@ from diti.config import WITHOUT_EFFECT, TrainingConfig
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator, train
 from diti.core.objective import LossReport, Objective
+from diti.core.processes import is_main
 from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder, write_json
 from diti.data.prepared import Stream
@@ -98,11 +99,12 @@ def fit_latent(
     dataset = open_data(data, model.size)
     shape = default_shape(model.dims, encoder_file_hash(folder))
     config = latent_config(data, shape, codes_seen, seed)
-    run = start_run(folder, config, {"data_name": dataset.name, "data_hash": dataset.hash})
-    codes = torch.from_numpy(encode_dataset(model, dataset))  # once; the loop sees no image
-    latent = new_latent(shape, *model.statistics(codes[dataset.rows("train")]), seed)
-    held_out = dataset.rows("valid") if len(dataset.rows("valid")) else dataset.rows("train")
-    return train_latent(latent, codes[dataset.rows("train")], codes[held_out], config, run)
+    with RunFolder(folder / FOLDER).held(is_main()):
+        run = start_run(folder, config, {"data_name": dataset.name, "data_hash": dataset.hash})
+        codes = torch.from_numpy(encode_dataset(model, dataset))  # once; the loop sees no image
+        latent = new_latent(shape, *model.statistics(codes[dataset.rows("train")]), seed)
+        held_out = dataset.rows("valid") if len(dataset.rows("valid")) else dataset.rows("train")
+        return train_latent(latent, codes[dataset.rows("train")], codes[held_out], config, run)
 
 
 def start_run(model_folder: Path, config: LatentConfig, inputs: dict[str, Any]) -> RunFolder:

@@ -12,7 +12,7 @@ import numpy as np
 from diti.config import SolveConfig, TrainingConfig, differences, from_options, load_yaml
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator
-from diti.core.runs import RunFolder, read_json
+from diti.core.runs import RunFolder, read_mapping
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
@@ -31,34 +31,41 @@ def solve_model(config: SolveConfig, out: Path) -> Findings | None:
     began = time.monotonic()
     backbone = load_backbone(config.backbone)
     validate(config, backbone)
-    accelerator = make_accelerator(TrainingConfig())
-    with accelerator.main_process_first():
-        dataset = open_data(config.data, backbone.size)
-    backbone.require_size(dataset.size)
-    require_images(len(split_rows(dataset, config.seed)[0]), config.code_dim)
+    accelerator, run = make_accelerator(TrainingConfig()), RunFolder(out)
+    main = accelerator.is_main_process
+    with run.held(main):
+        with accelerator.main_process_first():
+            dataset = open_data(config.data, backbone.size)
+        backbone.require_size(dataset.size)
+        require_images(len(split_rows(dataset, config.seed)[0]), config.code_dim)
+        if begin(config, run, dataset, backbone, main):
+            return None
+        accelerator.wait_for_everyone()
+
+        def log(**facts: Any) -> None:
+            if main:
+                run.log(**facts)
+
+        solved = solve_networks(config, backbone.to(accelerator.device), dataset, state=out / "state", log=log)
+        findings = Findings()
+        if main:
+            findings = write(config, solved, dataset, run, time.monotonic() - began)
+            shutil.rmtree(out / "state", ignore_errors=True)  # hundreds of MB that nobody needs any more
+    accelerator.end_training()
+    return findings
+
+
+def begin(config: SolveConfig, run: RunFolder, dataset: Dataset, backbone: Backbone, main: bool) -> bool:
+    """Whether the folder holds this very solution already; if not, the main process begins the run there."""
     inputs = {
         "verb": "solve", "data_name": dataset.name, "data_hash": dataset.hash, "backbone_hash": backbone.digest(),
     }  # fmt: skip
-    if solved_already(config, out, inputs):
-        return None
-    run = RunFolder(out)
-    main = accelerator.is_main_process
+    if solved_already(config, run.path, inputs):
+        return True
     if main:
         run.begin(config, inputs, FREE)
         run.rewind_log(0)  # the looks of a stopped run are in its state: the pass tells them again
-    accelerator.wait_for_everyone()
-
-    def log(**facts: Any) -> None:
-        if main:
-            run.log(**facts)
-
-    solved = solve_networks(config, backbone.to(accelerator.device), dataset, state=out / "state", log=log)
-    findings = Findings()
-    if main:
-        findings = write(config, solved, dataset, run, time.monotonic() - began)
-        shutil.rmtree(out / "state", ignore_errors=True)  # hundreds of MB that nobody needs any more
-    accelerator.end_training()
-    return findings
+    return False
 
 
 def validate(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> None:
@@ -74,7 +81,7 @@ def solved_already(config: SolveConfig, out: Path, inputs: dict[str, Any]) -> bo
     """Whether the folder holds this very solution; InputError where it holds another finished model."""
     if not (out / "model.json").is_file():
         return False
-    facts = read_json(out / "run.json") if (out / "run.json").is_file() else {}
+    facts = read_mapping(out / "run.json") if (out / "run.json").is_file() else {}
     if facts.get("verb") != "solve":
         raise InputError(f"--out {out} holds a model that diti solve did not write; choose a new or empty folder")
     changed = differences(load_yaml(SolveConfig(), out / "config.yaml"), config, FREE)
