@@ -60,6 +60,7 @@ class TrainingConfig:
     """How long and how to train; the same for every method. Lengths are counted in images seen."""
 
     images: int = 1_000_000  # length of the run, images seen
+    minutes: float | None = None  # length of the run by the clock, instead of --images
     train_batch_size: int = 64  # images per optimiser step, over all processes
     gradient_accumulation_steps: int = 1  # split the batch in this many parts when memory is short
     learning_rate: float = 1e-4  # used as written, never rescaled
@@ -80,11 +81,18 @@ class TrainingConfig:
         for name in (*lengths, *intervals, "learning_rate"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise InputError(f"minutes is {self.minutes}; it must be greater than 0")
         for name in ("lr_warmup_images", "max_grad_norm"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be 0 (off) or more")
         if not 0 <= self.ema_decay < 1:
             raise InputError(f"ema_decay is {self.ema_decay}; it must be at least 0 and below 1")
+
+    @property
+    def sure_images(self) -> int:
+        """Images that a finished run has seen at least; none are sure of one that goes by the clock."""
+        return self.images if self.minutes is None else 0
 
 
 @dataclass(frozen=True, kw_only=True)

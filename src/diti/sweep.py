@@ -297,7 +297,7 @@ def _is_done(folder: Path, config: TrainConfig) -> bool:
             f"{folder} holds a run with other settings ({', '.join(changed)}); "
             "remove it, name the run differently, or choose another --out"
         )
-    return not RunFolder(folder).missing(config.training.images)
+    return not RunFolder(folder).missing(config.training.sure_images)
 
 
 def _saved_images(folder: Path) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diti.core.health import REMEMBERED, Health, Line
+from diti.core.health import REMEMBERED, Health, Line, stalled
 
 
 def after(*losses, nothing=1.0):
@@ -79,3 +79,22 @@ def test_each_fall_halves_the_rate():
 def test_a_network_that_never_began_is_told_after_the_warm_up(images, loss, never):
     assert Health().never_began(Line(images, loss, 0.01, 1.0), warmup=6_400, must_gain=0.5) is never
     assert not Health().never_began(Line(images, loss, 0.01), warmup=6_400, must_gain=0.5), "nothing is unknown"
+
+
+def validations(*losses):
+    return [{"images": 100 * (n + 1), "validation_loss": loss} for n, loss in enumerate(losses)] + [{"images": 1}]
+
+
+@pytest.mark.parametrize(
+    "losses, found",
+    [
+        ((), False),
+        ((1.0, 1.0, 1.0), False),  # too early to tell
+        ((1.0, 0.9, 0.8, 0.79), False),
+        ((1.0, 0.9, 0.8, 0.795), True),
+        ((1.0, 0.8, 0.8, 0.8, 0.8, 0.8, 0.79, 0.78), False),
+        ((1.0, 0.5, 0.6, 0.6), True),
+    ],
+)
+def test_a_run_that_no_longer_improves_is_told(losses, found):
+    assert stalled(validations(*losses)) is found

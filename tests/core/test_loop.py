@@ -313,9 +313,9 @@ def test_precision_for_gpus_is_refused_on_a_cpu():
 
 def test_learning_rate_warms_up_and_falls():
     config = TrainingConfig(images=1000, train_batch_size=10, learning_rate=1.0, lr_warmup_images=100)
-    assert learning_rate(config, 0) == pytest.approx(0.1) and learning_rate(config, 500) == 1.0
+    assert learning_rate(config, 0, 0.0) == pytest.approx(0.1) and learning_rate(config, 500, 0.5) == 1.0
     cosine = dataclasses.replace(config, lr_schedule="cosine")
-    assert learning_rate(cosine, 500) == pytest.approx(0.5) and learning_rate(cosine, 999) < 0.001
+    assert learning_rate(cosine, 500, 0.5) == pytest.approx(0.5) and learning_rate(cosine, 999, 0.999) < 0.001
 
 
 def test_loss_by_time_is_the_mean_of_each_stretch():

@@ -17,6 +17,8 @@ LEAST_GAIN = 0.2  # share of the loss of nothing that must have been gained befo
 GIVEN_BACK = 0.8  # share of that gain which a fall gives back
 CLEAR = 8.0  # standard errors by which a rise must exceed the noise of a line
 PATIENCE = 12_800  # images after the warm-up by which a network that learns has shown it
+WORTH_WAITING = 0.01  # share of the validation loss by which a quarter of the run should lower it
+STALLED = "validation loss has not improved by 1 % over the last quarter; stopping now is fine"
 
 
 @dataclass(frozen=True)
@@ -77,3 +79,14 @@ class Health:
     def facts(self) -> dict[str, Any]:
         """For the state on disk."""
         return asdict(self)
+
+
+def stalled(log: list[dict[str, Any]]) -> bool:
+    """Whether the last quarter of the images so far has lowered the validation loss by less than it is worth."""
+    found = [(r["images"], r["validation_loss"]) for r in log if isinstance(r.get("validation_loss"), float)]
+    if not found:
+        return False
+    quarter = 0.75 * found[-1][0]
+    before = [loss for images, loss in found if images <= quarter]
+    lately = [loss for images, loss in found if images > quarter]
+    return len(found) > 3 and bool(before) and min(lately) > (1 - WORTH_WAITING) * min(before)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
-from diti.core.health import Line
+from diti.core.health import STALLED, Line, stalled
 from diti.core.objective import LossReport, Objective
+from diti.core.pace import Pace, Watch
 from diti.core.progress import progress_bar
 from diti.core.rng import Draws, stream_seed
 from diti.core.runs import RunFolder
@@ -44,12 +45,12 @@ def _require_cpu_precision(precision: str) -> None:
         raise InputError(f"--mixed-precision {precision} does not run on this CPU; use --mixed-precision no")
 
 
-def learning_rate(config: TrainingConfig, images: int) -> float:
-    """Rate for the step that begins after `images` images: warm-up, then constant or a falling cosine."""
+def learning_rate(config: TrainingConfig, images: int, over: float) -> float:
+    """Rate for the step after `images` images, `over` of the run: warm-up, then constant or a falling cosine."""
     warm = min(1.0, (images + config.train_batch_size) / max(1, config.lr_warmup_images))
     if config.lr_schedule == "constant":
         return config.learning_rate * warm
-    return config.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, images / config.images)))
+    return config.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * over))
 
 
 def train(
@@ -62,7 +63,7 @@ def train(
     evaluate: Callable[[int], dict[str, Any]],
     accelerator: Accelerator,
 ) -> Weights:
-    """Train until `config.images` images were seen, continuing from the newest state of the run.
+    """Train for `config.images` images, or so many minutes, continuing from the newest state of the run.
 
     `evaluate(images)` is called with the averaged weights in place; what it returns goes to the log. A training
     that falls goes back to its last good line at half the rate; stopped by hand, it leaves that line as a state.
@@ -71,25 +72,29 @@ def train(
     check_parts(objective, config)
     objective.to(accelerator.device)
     weights = Weights(objective, config)
-    standing = Standing.begin(weights, run, accelerator)
+    standing = Standing.begin(weights, run, accelerator, Pace.of(config.images, config.minutes))
+    pace = standing.pace
+    watch = Watch(pace, config, standing.images)
     model, optimizer = accelerator.prepare(objective, weights.adam)
     log = IntervalLog(run, accelerator, standing.images)
     main = accelerator.is_main_process
     with (
-        progress_bar(label, config.images, start=standing.images, shown=main) as advance,
+        progress_bar(label, pace.expected(config.images), start=standing.images, shown=main) as advance,
         standing.kept_when_stopped(),
     ):
         images = standing.images
-        while images < config.images:
-            rate = learning_rate(config, images) * standing.health.rate_factor
+        while images < pace.length:
+            rate = learning_rate(config, images, pace.over(images)) * standing.health.rate_factor
             for group in weights.adam.param_groups:
                 group["lr"] = rate * group["factor"]
             report, norm = step(model, optimizer, batches, images, config, accelerator)
             weights.update_average(images // config.train_batch_size)
             log.add(report, norm)
             before, images = images, images + config.train_batch_size
-            advance(config.train_batch_size, note=log.note)
-            finished = images >= config.images
+            if watch.look(images):
+                run.log(images=images, length=pace.length)
+            advance(config.train_batch_size, note=log.note, total=pace.expected(config.images))
+            finished = images >= pace.length
             broken = not (torch.isfinite(norm) or config.mixed_precision == "fp16")
             if not (finished or broken or _due(before, images, config.log_images)):
                 continue
@@ -99,6 +104,7 @@ def train(
                 advance(standing.images - images)
                 images = standing.images
                 log.restart(images)
+                watch.restart(images)
                 continue
             # Validation and states wait for a line of the log, so that a continued run logs the same lines.
             since = log.images
@@ -107,6 +113,8 @@ def train(
             if finished or _due(since, images, config.validate_images):
                 with weights.averaged(), torch.no_grad():
                     log.write_validation(images, evaluate(images) if main else {})
+                if main and not finished and stalled(run.read_log()):
+                    print(STALLED)
                 accelerator.wait_for_everyone()
             if finished or _due(since, images, config.checkpoint_images):
                 standing.save()

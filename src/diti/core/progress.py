@@ -29,7 +29,7 @@ class _RateColumn(ProgressColumn):
         return Text(f"{speed:,.0f} {self.unit}/s" if speed else f"– {self.unit}/s", no_wrap=True)
 
 
-Advance = Callable[..., None]  # advance(count=1, note="")
+Advance = Callable[..., None]  # advance(count=1, note="", total=None)
 
 
 @contextmanager
@@ -50,9 +50,11 @@ def progress_bar(
     ) as progress:
         task = progress.add_task(label, total=total, completed=start, note="")
 
-        def advance(count: int = 1, note: str | None = None) -> None:
+        def advance(count: int = 1, note: str | None = None, total: int | None = None) -> None:
             progress.advance(task, count)
             if note is not None:
                 progress.update(task, note=note)
+            if total is not None:
+                progress.update(task, total=total)
 
         yield advance

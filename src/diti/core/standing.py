@@ -15,6 +15,7 @@ from diti.config import TrainingConfig
 from diti.core.errors import InputError
 from diti.core.health import MOST_FALLS, Health, Line
 from diti.core.objective import Objective
+from diti.core.pace import Pace
 from diti.core.runs import RunFolder
 from diti.core.state import load_state, save_state
 from diti.core.weights import Weights
@@ -36,17 +37,17 @@ class Fall:
 class Standing:
     """Where a run stands: its last good line in memory, its states on disk, its health."""
 
-    def __init__(self, weights: Weights, run: RunFolder, accelerator: Accelerator) -> None:
+    def __init__(self, weights: Weights, run: RunFolder, accelerator: Accelerator, pace: Pace) -> None:
         self.weights, self.run, self.accelerator = weights, run, accelerator
-        self.images, self.health = 0, Health()
+        self.images, self.health, self.pace = 0, Health(), pace
         self.saved = 0  # images of the newest state on disk
         self.beginning = self.tensors = copied(weights.tensors())
         self.facts = self._facts()
 
     @classmethod
-    def begin(cls, weights: Weights, run: RunFolder, accelerator: Accelerator) -> Standing:
-        """From the newest undamaged state, or from the start."""
-        standing = cls(weights, run, accelerator)
+    def begin(cls, weights: Weights, run: RunFolder, accelerator: Accelerator, pace: Pace) -> Standing:
+        """From the newest undamaged state, or from the start. pace: how long the run is to be."""
+        standing = cls(weights, run, accelerator, pace)
         found = load_state(run.path / "state")
         notes: list[str] = []
         if found is not None:
@@ -56,6 +57,8 @@ class Standing:
                 accelerator.scaler.load_state_dict(facts["scaler"])
             standing.images = standing.saved = int(facts["images"])
             standing.health = Health(**facts.get("health", {}))
+            if facts.get("pace"):
+                standing.pace = Pace(**facts["pace"])
             standing.tensors, standing.facts = copied(weights.tensors()), standing._facts()
             notes = [*notes, f"continuing at image {standing.images:,}"]
         if accelerator.is_main_process:
@@ -119,7 +122,11 @@ class Standing:
 
     def _facts(self) -> dict[str, Any]:
         scaler = self.accelerator.scaler
-        return {"scaler": None if scaler is None else scaler.state_dict(), "health": self.health.facts()}
+        return {
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "health": self.health.facts(),
+            "pace": self.pace.facts() if self.pace.measured else None,
+        }
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -18,11 +18,12 @@ from diti.core.runs import RunFolder, read_json, write_text
 from diti.data.prepared import Dataset, training_batches
 from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
 from diti.diffusion.generate import samples
+from diti.diffusion.memorised import save_nearest, warning
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample
 from diti.diffusion.start_run import start_run
 from diti.diffusion.validation import fixed_batches
 
-SAMPLES, SAMPLE_SEED = 32, 0
+SAMPLES, NEAREST, SAMPLE_SEED = 32, 16, 0  # drawn; of these with their nearest training image
 
 
 class Denoising(Objective):
@@ -71,31 +72,34 @@ def pretrain(config: PretrainConfig, out: Path) -> Path:
     backbone.train()
     with run.held(accelerator.is_main_process):
         dataset = start_run(config, run, backbone, accelerator, "pretrain")
+        if accelerator.is_main_process and (few := warning(len(dataset.rows("train")))):
+            print(few)
         weights = train(
             Denoising(backbone),
             training_batches(dataset, config.training.seed, flip=config.training.flip),
             config.training,
             run,
             label="pretraining",
-            evaluate=lambda images: evaluate(backbone, dataset, out, images),
+            evaluate=lambda images: evaluate(backbone, dataset, out, images, config.training.flip),
             accelerator=accelerator,
         )
         if accelerator.is_main_process:
             with weights.averaged():
-                save(backbone, run, config)
+                backbone.save(out)
+                write_text(out / "card.md", card(run, config))
     accelerator.end_training()
     return out
 
 
-def evaluate(backbone: Backbone, dataset: Dataset, out: Path, images: int) -> dict[str, Any]:
-    """Validation loss by time-step on fixed noise, and a sheet of samples from fixed noise."""
+def evaluate(backbone: Backbone, dataset: Dataset, out: Path, images: int, flip: bool) -> dict[str, Any]:
+    """Validation loss by time-step on fixed noise, and sheets of samples from fixed noise. flip: as trained."""
     was_training = backbone.training
     backbone.eval()
     losses, share = validation_losses(backbone, dataset)
-    pictures = to_uint8(samples(backbone, SAMPLES, seed=SAMPLE_SEED))
+    drawn = samples(backbone, SAMPLES, seed=SAMPLE_SEED).clamp(-1, 1)
     backbone.train(was_training)
-    title = f"samples after {images:,} images"
-    save_picture(grid(pictures, 8, title=title), out / "samples.png")
+    save_picture(grid(to_uint8(drawn), 8, title=f"samples after {images:,} images"), out / "samples.png")
+    save_nearest(dataset, drawn[:NEAREST], flip, out / "nearest.png")
     return {
         "validation_loss": losses.mean().item(),
         "validation_loss_by_time": loss_by_time(losses, share),
@@ -111,12 +115,6 @@ def validation_losses(backbone: Backbone, dataset: Dataset) -> tuple[Tensor, Ten
         losses.append(denoising_loss(backbone, pixels, t, noise).cpu())
         share.append(t.cpu() / backbone.timesteps)
     return torch.cat(losses).double(), torch.cat(share)
-
-
-def save(backbone: Backbone, run: RunFolder, config: PretrainConfig) -> None:
-    """Write the backbone folder parts into the run folder, each whole, and the card."""
-    backbone.save(run.path)
-    write_text(run.path / "card.md", card(run, config))
 
 
 def card(run: RunFolder, config: PretrainConfig) -> str:
@@ -144,4 +142,5 @@ def card(run: RunFolder, config: PretrainConfig) -> str:
 {by_time}
 
 ![samples](samples.png)
+![samples and their nearest training images](nearest.png)
 """

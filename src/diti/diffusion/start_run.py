@@ -34,6 +34,6 @@ def start_run(
         inputs = {"verb": verb, "data_name": dataset.name, "data_hash": dataset.hash}
         if verb == "train" and backbone:
             inputs["backbone_hash"] = backbone.digest()
-        run.begin(config, inputs, FREE, config.training.images)
+        run.begin(config, inputs, FREE, None if config.training.minutes else config.training.images)
     accelerator.wait_for_everyone()
     return dataset

@@ -177,7 +177,7 @@ def read_run(path: Path, dataset: Dataset) -> Run:
 def check_finished(path: Path) -> None:
     """InputError for anything but a folder that diti train or solve wrote to its end; says how to finish it."""
     _check_kind(path)
-    length = 0 if _verb(path) == "solve" else read_config(path).training.images
+    length = 0 if _verb(path) == "solve" else read_config(path).training.sure_images
     if missing := RunFolder(path).missing(length):
         command = read_json(path / "run.json").get("command")
         raise InputError(f"{path} is not a finished run ({', '.join(missing)} missing); finish it with: {command}")

@@ -42,14 +42,16 @@ def train_model(config: TrainConfig, out: Path) -> Findings:
             with weights.averaged():
                 objective.eval()
                 model = method.model(objective, config, *training_statistics(objective.encoder, dataset))
-                findings = finish(method, model, dataset, run, config.backbone, [origin(config)])
+                findings = finish(
+                    method, model, dataset, run, config.backbone, [origin(config, run.images_seen())]
+                )
     accelerator.end_training()
     return findings
 
 
-def origin(config: TrainConfig) -> str:
+def origin(config: TrainConfig, images: int) -> str:
     """For the card: how the model was made."""
-    length = f"trained on {config.training.images:,} images of `{config.data}`, seed {config.training.seed}"
+    length = f"trained on {images:,} images of `{config.data}`, seed {config.training.seed}"
     return length + (", from the closed-form solution" if config.start == "solved" else "")
 
 
