@@ -7,11 +7,17 @@ import yaml
 from diti.cli import main
 from diti.config import (
     PRESETS,
+    RANGES,
     BackboneConfig,
     EncoderConfig,
+    GANConfig,
     PretrainConfig,
+    SolutionConfig,
+    SolveConfig,
     TrainConfig,
     TrainingConfig,
+    VAEConfig,
+    ViewsConfig,
     differences,
     from_mapping,
     from_options,
@@ -21,6 +27,11 @@ from diti.config import (
     to_yaml,
 )
 from diti.core.errors import InputError
+
+CONFIGS = (
+    BackboneConfig, EncoderConfig, GANConfig, SolutionConfig, SolveConfig, TrainConfig, TrainingConfig, VAEConfig,
+    ViewsConfig,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -79,12 +90,12 @@ def test_differences_name_nested_settings():
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--images", "0", "images is 0; it must be greater than 0"),
-        ("--log-images", "0", "log_images is 0"),
-        ("--train-batch-size", "-4", "train_batch_size is -4"),
-        ("--learning-rate", "nan", "learning_rate is nan"),
-        ("--max-grad-norm", "-1", "max_grad_norm is -1.0; it must be 0 (off) or more"),
-        ("--ema-decay", "1", "ema_decay is 1.0"),
+        ("--images", "0", "diti: --images is 0; it must be from 1 to"),
+        ("--log-images", "0", "--log-images is 0"),
+        ("--train-batch-size", "-4", "--train-batch-size is -4"),
+        ("--learning-rate", "nan", "--learning-rate is nan; give a finite number, above 0"),
+        ("--max-grad-norm", "-1", "--max-grad-norm is -1.0; it must be 0 or more (0 = off)"),
+        ("--ema-decay", "1", "--ema-decay is 1.0; it must be 0 or more and below 1"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(option, value, words, tmp_path, capsys):
@@ -96,6 +107,65 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(optio
     assert not out.exists()
     (tmp_path / "c.yaml").write_text("training: {images: 0}")
     assert main(["pretrain", "--data", "toyfaces:9", "--out", str(out), "--config", str(tmp_path / "c.yaml")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "said"),
+    [
+        ("pretrain", "--dropout 2", "--dropout is 2.0; it must be 0 or more and below 1"),
+        ("pretrain", "--dropout -1", "--dropout is -1"),
+        ("pretrain", "--dropout nan", "--dropout is nan"),
+        ("pretrain", "--timesteps -1", "--timesteps is -1; it must be from 25 to 100,000"),
+        ("pretrain", "--timesteps 20", "images are drawn in 25 of them"),
+        ("pretrain", "--channels 8 100000000", "--channels is 100000000; it must be from 1 to 8,192"),
+        ("pretrain", "--layers 100000000", "--layers is 100000000"),
+        ("pretrain", "--train-batch-size 99999999999", "--train-batch-size is"),
+        ("pretrain", "--out= --size 16", "--out is followed by an empty word"),
+        ("train", "--tc-weight nan", "--tc-weight is nan; give a finite number, 0 or more"),
+        ("train", "--pixel-std inf", "--pixel-std is inf"),
+        ("train", "--projection-dim 100000000000", "--projection-dim is"),
+        ("train", "--code-dim 0", "--code-dim is 0; it must be from 1 to 65,536"),
+        ("solve", "--tau nan", "--tau is nan; give a finite number, above 0 and below 1"),
+        ("solve", "--stretches 100000000", "--stretches is"),
+    ],
+)
+def test_no_setting_is_out_of_its_range(verb, words, said, tmp_path, capsys):
+    given = {"pretrain": [], "train": ["--backbone", "toyfaces32"], "solve": ["--backbone", "toyfaces32"]}[verb]
+    out = tmp_path / "run"
+    assert main([verb, *given, "--data", "toyfaces:9", "--out", str(out), *words.split()]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and shown.startswith("diti: --") and shown.count("\n") == 1
+    assert not out.exists()
+
+
+def floats_of(config):
+    """(section, name) of every float and list of numbers in the settings, at any depth."""
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from floats_of(value)
+        elif isinstance(value, float):
+            yield type(config), item.name
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_no_float_of_any_setting_may_be_other_than_finite(number):
+    found = {*floats_of(TrainConfig()), *floats_of(PretrainConfig()), *floats_of(SolveConfig())}
+    assert len(found) > 10
+    for kind, name in found:
+        with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is {number}"):
+            kind(**{name: number})
+
+
+def test_ranges_are_those_of_settings():
+    known = {name for name in RANGES if not any(hasattr(k, name) for k in CONFIGS)}
+    assert not known, "a range for a setting that is not there"
+
+
+def test_a_wrong_number_in_a_file_names_the_file(tmp_path):
+    (tmp_path / "c.yaml").write_text("training: {images: 0}")
+    with pytest.raises(InputError, match=r"c\.yaml: training: --images is 0"):
+        load_yaml(PretrainConfig(), tmp_path / "c.yaml")
 
 
 def test_unknown_preset():

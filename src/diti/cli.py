@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ def parse(verb: str, words: list[str]) -> Verb:
     """The record of a verb's options; tyro's boxed complaint becomes one line."""
     if verb not in VERBS:
         raise InputError(f"unknown verb {verb!r}; use {', '.join(VERBS)}.{nearest(verb, VERBS)}")
+    for before, word in pairwise([verb, *words]):  # an empty path would be the folder one stands in
+        if word == "" or re.fullmatch(r"--[\w-]+=", word):
+            raise InputError(f"{word.rstrip('=') or before} is followed by an empty word; give a value there")
     more: dict[str, Any] = {"default": _defaults(verb, words)} if verb in ("pretrain", "train") else {}
     if hasattr(VERBS[verb], "description"):
         more["description"] = VERBS[verb].description()
@@ -65,8 +69,18 @@ def parse(verb: str, words: list[str]) -> Verb:
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
+        if (own := _own_complaint(stop)) is not None:  # tyro would name a section and break the line
+            raise own from None
         raise InputError(f"{_one_line(complaint.getvalue())} (diti {verb} --help lists the options)") from None
     return found
+
+
+def _own_complaint(stop: BaseException) -> InputError | None:
+    """What a record of settings complained of while tyro made it."""
+    cause = stop.__context__
+    while cause is not None and not isinstance(cause, InputError):
+        cause = cause.__context__
+    return cause
 
 
 def _defaults(verb: str, words: list[str]) -> Any:

@@ -20,10 +20,77 @@ Start = Literal["auto", "solved", "copy", "random"]
 # Settings of a training that change what is told, or how memory is used, and nothing of the result.
 WITHOUT_EFFECT = frozenset({"log_images", "validate_images", "checkpoint_images", "gradient_accumulation_steps"})
 RENAMED = {"decoder_start": "start"}  # settings of earlier versions, whose run folders are still read
+SAMPLING_STEPS = 25  # network calls each way; see the round trip in docs/notebook.md
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may be: from `least` to `most`, an end only where it is not `open`."""
+
+    least: float
+    most: float = math.inf
+    open: tuple[float, ...] = ()
+    hint: str = ""
+
+    def __contains__(self, number: float) -> bool:
+        return self.least <= number <= self.most and number not in self.open
+
+    def __str__(self) -> str:
+        lowest = f"above {self.least:,}" if self.least in self.open else f"{self.least:,} or more"
+        highest = f"below {self.most:,}" if self.most in self.open else f"at most {self.most:,}"
+        words = f"{lowest} and {highest}" if self.open else f"from {self.least:,} to {self.most:,}"
+        return (lowest if self.most == math.inf else words) + (f" ({self.hint})" if self.hint else "")
+
+
+_ANY, _POSITIVE, _COUNT = Range(0), Range(0, open=(0,)), Range(1, 10**15)
+_INSIDE, _OFF = Range(0, 1, open=(0, 1)), Range(0, hint="0 = off")
+_WIDTH, _DIMS = Range(1, 8_192), Range(1, 65_536)  # wider networks have never been trained; memory would not do
+RANGES: dict[str, Range] = {
+    "size": Range(1, 4_096), "unshuffle": Range(1, 64), "channels": _WIDTH, "layers": Range(1, 64),
+    "head_channels": _WIDTH, "dropout": Range(0, 1, open=(1,)),
+    "timesteps": Range(SAMPLING_STEPS, 100_000, hint=f"images are drawn in {SAMPLING_STEPS} of them"),
+    "code_dim": _DIMS, "encoder_channels": _WIDTH, "encoder_time": _ANY, "subsets": _DIMS,
+    "encoder_rate": Range(0, 1, hint="0 keeps the encoder"),
+    "images": _COUNT, "minutes": _POSITIVE, "train_batch_size": Range(1, 1_000_000), "gradient_accumulation_steps": Range(1, 1_000_000),
+    "learning_rate": _POSITIVE, "lr_warmup_images": _OFF, "max_grad_norm": _OFF,
+    "ema_decay": Range(0, 1, open=(1,)), "log_images": _COUNT, "validate_images": _COUNT,
+    "checkpoint_images": _COUNT,
+    "jitter_strength": Range(0, 1, hint="0 = none"), "temperature": _POSITIVE, "projection_dim": _DIMS,
+    "mi_weight": _ANY, "tc_weight": _ANY, "dim_kl_weight": _ANY, "pixel_std": _POSITIVE,
+    "info_weight": _ANY, "bottleneck_weight": _ANY, "bottleneck_dim": _DIMS, "generator_channels": _WIDTH,
+    "discriminator_width": _WIDTH,
+    "tau": _INSIDE, "features_weight": Range(0, hint="0 = eq. 6 alone"), "tolerance": _INSIDE,
+    "stretches": Range(1, 1_000), "pixel_axes": _COUNT, "whitened": _COUNT,
+}  # fmt: skip
+
+
+def check_number(name: str, number: float, allowed: Range | None = None) -> None:
+    """InputError that names the option, for a number that is none or is out of its range."""
+    if isinstance(number, float) and not math.isfinite(number):
+        raise InputError(f"{option(name)} is {number}; give a finite number" + (f", {allowed}" if allowed else ""))
+    if allowed is not None and number not in allowed:
+        raise InputError(f"{option(name)} is {number}; it must be {allowed}")
+
+
+def option(name: str) -> str:
+    """As a setting is typed: train_batch_size → --train-batch-size."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackboneConfig:
+class Settings:
+    """Settings of one kind: no number in them is out of its range or not finite."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int | float) and not isinstance(number, bool):
+                    check_number(item.name, number, RANGES.get(item.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneConfig(Settings):
     """Shape of the diffusion U-Net u_θ (a diffusers UNet2DModel) and its noise schedule."""
 
     size: int = 32  # side of the image, px
@@ -39,7 +106,7 @@ class BackboneConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
+class EncoderConfig(Settings):
     """Shape of the encoder f: image → z."""
 
     encoder: Literal["backbone", "residual", "authors"] = "backbone"  # authors: their 64 px and 128 px networks
@@ -50,13 +117,9 @@ class EncoderConfig:
     trunk: Literal["frozen", "fine-tuned"] = "frozen"  # backbone: whether the copied down path is trained too
     encoder_rate: float = 0.1  # backbone: learning rate of the encoder, as a share of the decoder's
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.encoder_rate <= 1:
-            raise InputError(f"encoder_rate is {self.encoder_rate}; it must be from 0 (keep the encoder) to 1")
-
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Settings):
     """How long and how to train; the same for every method. Lengths are counted in images seen."""
 
     images: int = 1_000_000  # length of the run, images seen
@@ -75,20 +138,6 @@ class TrainingConfig:
     validate_images: int = 100_000  # validation loss and a picture every so many images
     checkpoint_images: int = 50_000  # a state to continue from every so many images
 
-    def __post_init__(self) -> None:
-        lengths = ("images", "train_batch_size", "gradient_accumulation_steps")
-        intervals = ("log_images", "validate_images", "checkpoint_images")
-        for name in (*lengths, *intervals, "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be greater than 0")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise InputError(f"minutes is {self.minutes}; it must be greater than 0")
-        for name in ("lr_warmup_images", "max_grad_norm"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be 0 (off) or more")
-        if not 0 <= self.ema_decay < 1:
-            raise InputError(f"ema_decay is {self.ema_decay}; it must be at least 0 and below 1")
-
     @property
     def sure_images(self) -> int:
         """Images that a finished run has seen at least; none are sure of one that goes by the clock."""
@@ -96,7 +145,7 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
+class PretrainConfig(Settings):
     """Everything that decides what `diti pretrain` computes."""
 
     preset: str = DEFAULT_PRESET
@@ -107,7 +156,7 @@ class PretrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewsConfig:
+class ViewsConfig(Settings):
     """simclr: what two views of one image may differ in, and how they are compared."""
 
     augment: Literal["full", "no-colour", "none"] = "full"  # no-colour: mirror, blur; none: both are the image
@@ -117,19 +166,13 @@ class ViewsConfig:
     projection_dim: int = 64  # width of what is compared, made from z by two layers that are dropped later
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0 or self.projection_dim < 1:
-            raise InputError(
-                f"temperature is {self.temperature} and projection_dim {self.projection_dim}; "
-                "give a temperature above 0 and a width of 1 or more"
-            )
-        if not 0 <= self.jitter_strength <= 1:
-            raise InputError(f"jitter_strength is {self.jitter_strength}; it must be from 0 (no jitter) to 1")
+        super().__post_init__()
         if self.crop_resize and self.augment == "none":
-            raise InputError("crop_resize makes views and augment 'none' wants none; use one of the two")
+            raise InputError("--crop-resize makes views and --augment none wants none; use one of the two")
 
 
 @dataclass(frozen=True, kw_only=True)
-class VAEConfig:
+class VAEConfig(Settings):
     """tcvae: weights of the three parts of the KL divergence, and of the reconstruction."""
 
     mi_weight: float = 1.0  # α, of the mutual information of image and code
@@ -137,14 +180,9 @@ class VAEConfig:
     dim_kl_weight: float = 1.0  # γ, of each dim's own distance to the standard normal
     pixel_std: float = 0.1  # σ of a pixel in [-1, 1] around its reconstruction: smaller weighs pixels more
 
-    def __post_init__(self) -> None:
-        if min(self.mi_weight, self.tc_weight, self.dim_kl_weight) < 0 or not self.pixel_std > 0:
-            given = ", ".join(f"{name} {value:g}" for name, value in dataclasses.asdict(self).items())
-            raise InputError(f"{given}: the weights of tcvae must be 0 or more, and pixel_std above 0")
-
 
 @dataclass(frozen=True, kw_only=True)
-class GANConfig:
+class GANConfig(Settings):
     """ibgan: how much z must be readable in the image, and how little may pass between them."""
 
     info_weight: float = 1.0  # λ, of the lower bound: z is told from the image
@@ -154,19 +192,13 @@ class GANConfig:
     discriminator_width: int = 64  # channels of its convolutions
 
     def __post_init__(self) -> None:
-        if min(self.info_weight, self.bottleneck_weight) < 0 or self.bottleneck_dim < 1:
-            raise InputError(
-                f"info_weight {self.info_weight:g}, bottleneck_weight {self.bottleneck_weight:g}, bottleneck_dim "
-                f"{self.bottleneck_dim}: the weights of ibgan must be 0 or more, and bottleneck_dim 1 or more"
-            )
-        if not self.generator_channels or min(*self.generator_channels, self.discriminator_width) < 1:
-            raise InputError(
-                "generator_channels of ibgan must be at least one positive width, as discriminator_width"
-            )
+        super().__post_init__()
+        if not self.generator_channels:
+            raise InputError("--generator-channels is empty; give at least one width, such as 64")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolutionConfig:
+class SolutionConfig(Settings):
     """How DiTi and PDAE are solved in closed form; docs/closed-form.md explains the letters."""
 
     tau: float = 0.02  # τ: a subset may be seen from where this share of it is lost; smaller keeps more detail
@@ -177,22 +209,9 @@ class SolutionConfig:
     whitened: int = 768  # principal components of the features that are looked at, at most; fewer for few images
     tolerance: float = 0.05  # images are added until more would remove less than this share of the loss
 
-    def __post_init__(self) -> None:
-        if not 0 < self.tau < 1:
-            raise InputError(f"tau is {self.tau:g}; it is a share that must lie between 0 and 1, such as 0.02")
-        if not 0 <= self.features_weight < math.inf:
-            raise InputError(f"features_weight is {self.features_weight:g}; it must be 0 (eq. 6 alone) or more")
-        if not 0 < self.tolerance < 1:
-            raise InputError(f"tolerance is {self.tolerance:g}; it is a share of the loss between 0 and 1")
-        if min(self.stretches, self.pixel_axes, self.whitened) < 1:
-            raise InputError(
-                f"stretches {self.stretches}, pixel_axes {self.pixel_axes}, whitened {self.whitened}: "
-                "each must be 1 or more"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
-class SolveConfig:
+class SolveConfig(Settings):
     """Everything that decides what `diti solve` computes."""
 
     method: Literal["diti", "pdae"] = "diti"  # pdae: the code as a whole, never masked
@@ -207,12 +226,6 @@ class SolveConfig:
     seed: int = 0
     solution: SolutionConfig = field(default_factory=SolutionConfig)
 
-    def __post_init__(self) -> None:
-        if self.code_dim < 1 or self.subsets < 1 or (self.images is not None and self.images < 1):
-            raise InputError(
-                f"code_dim {self.code_dim}, subsets {self.subsets}, images {self.images}: each must be 1 or more"
-            )
-
     @property
     def code(self) -> EncoderConfig:
         """The encoder: the frozen backbone's features and one linear layer."""
@@ -222,7 +235,7 @@ class SolveConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """Everything that decides what `diti train` computes."""
 
     method: str = "diti"  # how z is learned; the methods are listed above
@@ -337,7 +350,10 @@ def from_mapping(base: T, values: Any, where: str) -> T:
             changes[key] = from_mapping(current, value, f"{where}: {key}")
         else:
             changes[key] = _checked(value, hints[key], f"{where}: {key}")
-    return dataclasses.replace(base, **changes)  # type: ignore[type-var]
+    try:
+        return dataclasses.replace(base, **changes)  # type: ignore[type-var]
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def from_options(base: T, options: Mapping[str, Any], where: str) -> T:

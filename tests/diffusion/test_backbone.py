@@ -117,11 +117,11 @@ def test_norm_groups_divide_every_width_with_four_channels_or_more(channels, gro
         ({"size": 18}, "need a multiple of 4"),
         ({"unshuffle": 0}, "unshuffle is 0"),
         ({"channels": ()}, "at least one level"),
-        ({"layers": 0}, "at least one residual block"),
+        ({"layers": 0}, "--layers is 0"),
         ({"attention": (16,)}, r"sides \[16\], but the U-Net's grids have sides \[8, 4\]"),
-        ({"head_channels": 24}, "head_channels is 24"),
+        ({"head_channels": 24}, "--head-channels is 24"),
         ({"beta_schedule": "lineal"}, "Did you mean 'linear'"),
-        ({"prediction": "noise"}, "prediction_type is 'noise'"),
+        ({"prediction": "noise"}, "--prediction is 'noise'"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(changes, message):
@@ -131,8 +131,8 @@ def test_shapes_that_do_not_fit_are_refused(changes, message):
 
 
 def test_the_schedule_of_the_config_is_used():
-    backbone = build_backbone(BackboneConfig(size=8, channels=(8,), head_channels=8, timesteps=20), 0)
-    expected = torch.linspace(1e-4, 0.02, 20, dtype=torch.float64)
+    backbone = build_backbone(BackboneConfig(size=8, channels=(8,), head_channels=8, timesteps=30), 0)
+    expected = torch.linspace(1e-4, 0.02, 30, dtype=torch.float64)
     torch.testing.assert_close(backbone.schedule.betas, expected, atol=1e-8, rtol=0)
     cosine = BackboneConfig(size=8, channels=(8,), head_channels=8, beta_schedule="squaredcos_cap_v2")
     assert build_backbone(cosine, 0).schedule.alpha_bar[-1] < 1e-6

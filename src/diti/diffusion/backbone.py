@@ -10,8 +10,10 @@ import copy
 import hashlib
 import inspect
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,15 @@ from diti.config import BackboneConfig
 from diti.core.errors import InputError, nearest
 from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path, write_json
-from diti.diffusion.files import load_strictly, locate, read_scheduler, read_settings, read_weights
+from diti.diffusion.files import (
+    load_strictly,
+    locate,
+    named,
+    read_scheduler,
+    read_settings,
+    read_weights,
+    require_finite,
+)
 from diti.diffusion.schedule import (
     PREDICTION_TYPES,
     Schedule,
@@ -42,6 +52,8 @@ from diti.diffusion.schedule import (
 IMAGE_CHANNELS = 3
 DOWN_BLOCKS = ("DownBlock2D", "AttnDownBlock2D", "ResnetDownsampleBlock2D")
 UP_BLOCKS = ("UpBlock2D", "AttnUpBlock2D", "ResnetUpsampleBlock2D")
+UNET_SHARES = ("dropout", "norm_eps", "mid_block_scale_factor", "freq_shift")  # numbers that need not be whole
+UNET_LARGEST = 8_192  # of the numbers in a config: wider networks have never been trained
 BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "laplace", "sigmoid")
 
 
@@ -137,6 +149,7 @@ class Backbone(nn.Module):
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write unet/, scheduler/ and backbone.json, each whole. float16 halves the file and loads as float32."""
         folder = Path(folder)
+        require_finite(self.unet.state_dict(), "the backbone's weights")
         stored = self if self.unet.dtype == dtype else copy.deepcopy(self).to(dtype)
         with atomic_path(folder / "unet") as temporary:
             stored.unet.save_pretrained(temporary, safe_serialization=True)
@@ -183,25 +196,22 @@ def unet_config(config: BackboneConfig) -> dict[str, Any]:
 
 def _check_shape(config: BackboneConfig) -> None:
     levels = len(config.channels)
-    if levels < 1 or min(config.channels) < 1 or config.layers < 1:
-        raise InputError(
-            f"channels are {config.channels} and layers {config.layers}; give at least one level of positive "
-            "width, such as (64, 128), and at least one residual block per level"
-        )
+    if levels < 1:
+        raise InputError("--channels is empty; give the width of at least one level, such as 64 128")
     step = config.unshuffle << (levels - 1)
-    if config.unshuffle < 1 or config.size < 1 or config.size % step:
+    if config.size % step:
         raise InputError(
-            f"size is {config.size} px; {levels} levels and unshuffle {config.unshuffle} need a multiple of "
-            f"{step}: change size, unshuffle or the number of channels"
+            f"--size is {config.size} px; {levels} levels and --unshuffle {config.unshuffle} need a multiple of "
+            f"{step}: change --size, --unshuffle or the number of --channels"
         )
     sides = [config.size // config.unshuffle >> level for level in range(levels)]
     if unknown := sorted(set(config.attention) - set(sides)):
-        raise InputError(f"attention is at sides {unknown}, but the U-Net's grids have sides {sides}")
+        raise InputError(f"--attention is at sides {unknown}, but the U-Net's grids have sides {sides}")
     widths = {w for w, side in zip(config.channels, sides, strict=True) if side in config.attention}
     widths.add(config.channels[-1])  # the middle block always attends
-    if bad := sorted(w for w in widths if config.head_channels < 1 or w % config.head_channels):
+    if bad := sorted(w for w in widths if w % config.head_channels):
         raise InputError(
-            f"head_channels is {config.head_channels}, which does not divide the attended widths {bad}"
+            f"--head-channels is {config.head_channels}, which does not divide the attended widths {bad}"
         )
 
 
@@ -215,7 +225,11 @@ def _norm_groups(channels: Sequence[int]) -> int:
 def _new_scheduler(config: BackboneConfig) -> DDPMScheduler:
     if config.beta_schedule not in BETA_SCHEDULES:
         hint = nearest(config.beta_schedule, BETA_SCHEDULES)
-        raise InputError(f"beta_schedule is {config.beta_schedule!r}; allowed: {', '.join(BETA_SCHEDULES)}.{hint}")
+        allowed = ", ".join(BETA_SCHEDULES)
+        raise InputError(f"--beta-schedule is {config.beta_schedule!r}; allowed: {allowed}.{hint}")
+    if config.prediction not in PREDICTION_TYPES:
+        hint = nearest(config.prediction, PREDICTION_TYPES)
+        raise InputError(f"--prediction is {config.prediction!r}; allowed: {', '.join(PREDICTION_TYPES)}.{hint}")
     return DDPMScheduler(
         num_train_timesteps=config.timesteps,
         beta_schedule=config.beta_schedule,
@@ -276,6 +290,7 @@ def check_unet_config(config: Mapping[str, Any], wrapping: Wrapping) -> None:
     """Refuse a network that cannot serve as u_θ, in one line that says why."""
     if (kind := config.get("_class_name", "UNet2DModel")) != "UNet2DModel":
         raise InputError(f"the network is a {kind}; a backbone is an unconditional diffusers UNet2DModel")
+    check_unet_values(config)
     config = {**_unet_defaults(), **config}
     if config["num_class_embeds"] is not None or config["class_embed_type"] is not None:
         raise InputError("the network is class-conditional; a backbone must not need labels")
@@ -295,6 +310,35 @@ def check_unet_config(config: Mapping[str, Any], wrapping: Wrapping) -> None:
     _check_channels(config, wrapping)
 
 
+def check_unet_values(config: Mapping[str, Any]) -> None:
+    """Refuse values of another type than diffusers' own, or out of all bounds, which would only fail later."""
+    for key, usual in _unet_defaults().items():
+        value = config.get(key, usual)
+        if value is not None and usual is not None and not _is_like(value, usual, whole=key not in UNET_SHARES):
+            raise InputError(f"{key} is {value!r}, which is not a value like {usual!r}")
+    widths, layers = config.get("block_out_channels") or (), config.get("layers_per_block") or 1
+    least = 4 * 36 * layers * sum(width**2 for width in widths)  # bytes of the 3×3 convolutions, down and up
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if least > memory:
+        raise InputError(
+            f"a network of widths {list(widths)} needs {least / 2**30:,.0f} GiB, more than the "
+            f"{memory / 2**30:,.0f} GiB of this machine; use narrower channels, or fewer layers"
+        )
+
+
+def _is_like(value: Any, usual: Any, whole: bool) -> bool:
+    """Whether a value could stand for another of its kind."""
+    if isinstance(usual, bool | str):
+        return isinstance(value, type(usual))
+    if isinstance(usual, tuple | list):
+        return (
+            isinstance(value, tuple | list) and len(value) > 0 and all(_is_like(v, usual[0], whole) for v in value)
+        )
+    kinds = int if whole else int | float
+    return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= UNET_LARGEST
+
+
+@cache
 def _unet_defaults() -> dict[str, Any]:
     """What diffusers takes for a key that a config.json leaves out."""
     parameters = inspect.signature(UNet2DModel.__init__).parameters.values()
@@ -353,10 +397,13 @@ def load_backbone(source: str | Path) -> Backbone:
             "diffusion_pytorch_model.safetensors beside it"
         )
     home = unet_folder.parent if unet_folder.name == "unet" else unet_folder
-    wrapping = _read_wrapping(home / "backbone.json")
-    unet = assemble_unet(read_settings(unet_folder / "config.json"), wrapping)
+    with named(home / "backbone.json"):
+        wrapping = _read_wrapping(home / "backbone.json")
+    with named(unet_folder / "config.json"):
+        unet = assemble_unet(read_settings(unet_folder / "config.json"), wrapping)
     load_strictly(unet, read_weights(unet_folder), str(unet_folder))
-    return Backbone(unet, read_scheduler(home, unet_folder), wrapping).eval()
+    with named(home / "scheduler"):
+        return Backbone(unet, read_scheduler(home, unet_folder), wrapping).eval()
 
 
 def _read_wrapping(path: Path) -> Wrapping:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,30 @@ from torch import Tensor, nn
 
 from diti.core.errors import InputError, nearest
 from diti.core.runs import read_json
+from diti.diffusion.schedule import Schedule
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"  # backbones shipped with the package, a folder each
 WEIGHT_FILES = ("safetensors", "fp16.safetensors", "bin")  # after "diffusion_pytorch_model."
 SCHEDULER_FILE = "scheduler_config.json"
+MOST_TIMESTEPS = 100_000
 
 log = logging.getLogger(__name__)
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Whatever the values of a file make diffusers and torch stumble over becomes an InputError that names it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    except Exception as error:  # a wrong value can fail anywhere in them, as any kind of error
+        reason = (str(error) or type(error).__name__).strip().partition("\n")[0]
+        raise InputError(f"{path} holds values that fit no network ({reason[:200]}); copy it again") from error
+
+
 def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """load_state_dict where a missing, unexpected or misshapen weight is an InputError that names it."""
+    """load_state_dict where a missing, unexpected, misshapen or NaN weight is an InputError that names it."""
     own = module.state_dict()
     faults = {
         "missing": [key for key in own if key not in state],
@@ -33,7 +48,18 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -
         "misshapen": [key for key in own if key in state and own[key].shape != state[key].shape],
     }
     refuse_keys(faults, source)
+    require_finite(state, f"the weights of {source}")
     module.load_state_dict(dict(state), strict=True)
+
+
+def require_finite(state: Mapping[str, Tensor], what: str) -> None:
+    """InputError for NaN and infinite numbers: a network that diverged, or a damaged file, is no network."""
+    faults = [key for key, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
+    if faults:
+        more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+        raise InputError(
+            f"{what} are not finite numbers ({faults[0]}{more}); take a copy from before, or train anew"
+        )
 
 
 def refuse_keys(faults: Mapping[str, Sequence[str]], source: str) -> None:
@@ -98,13 +124,14 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for ending in WEIGHT_FILES:
         path = folder / f"diffusion_pytorch_model.{ending}"
         if path.is_file():
-            return _current_names(read_pickle(path) if ending == "bin" else _read_safetensors(path))
+            return _current_names(read_pickle(path) if ending == "bin" else read_safetensors(path))
     raise InputError(
         f"{folder} has no weights; expected diffusion_pytorch_model with one of {', '.join(WEIGHT_FILES)}"
     )
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file; InputError that names it where it is cut, or of another kind."""
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -137,11 +164,20 @@ def _current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def read_scheduler(home: Path, unet_folder: Path) -> Any:
     """The scheduler of a pipeline (scheduler/), of an old one (beside the weights), else DDPM's defaults."""
     for folder in (home / "scheduler", unet_folder):
-        if (folder / SCHEDULER_FILE).is_file():
-            name = read_settings(folder / SCHEDULER_FILE).get("_class_name", "DDPMScheduler")
+        path = folder / SCHEDULER_FILE
+        if path.is_file():
+            settings = read_settings(path)
+            name, steps = settings.get("_class_name", "DDPMScheduler"), settings.get("num_train_timesteps", 1)
             kind = getattr(diffusers, str(name), None)
             if not (isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)):
                 raise InputError(f"{folder} names the scheduler {name!r}, which diffusers does not have")
-            return kind.from_pretrained(folder)
+            if not isinstance(steps, int) or not 1 <= steps <= MOST_TIMESTEPS:
+                raise InputError(
+                    f"{path}: num_train_timesteps is {steps!r}; it must be from 1 to {MOST_TIMESTEPS:,}"
+                )
+            with named(path):
+                scheduler = kind.from_pretrained(folder)
+                Schedule.from_scheduler(scheduler)
+                return scheduler
     log.warning("no %s for %s: taking DDPM's linear betas and epsilon prediction", SCHEDULER_FILE, unet_folder)
     return diffusers.DDPMScheduler()

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from diti.config import SAMPLING_STEPS as SAMPLING_STEPS
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture, to_uint8
 from diti.core.progress import progress_bar
@@ -15,7 +16,6 @@ from diti.diffusion.backbone import Backbone
 from diti.diffusion.sampler import EpsFn, OnStep, ddim, dpm_solver_2m, timesteps
 
 SOLVERS = {"2m": dpm_solver_2m, "ddim": ddim}
-SAMPLING_STEPS = 25  # network calls each way; see the round trip in docs/notebook.md
 
 
 def samples(

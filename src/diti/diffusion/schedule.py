@@ -35,7 +35,7 @@ class Schedule:
         if betas.ndim != 1 or not len(betas) or betas.dtype != torch.float64 or betas.device.type != "cpu":
             raise InputError(
                 f"betas have shape {tuple(betas.shape)}, {betas.dtype}, on {betas.device}; a schedule needs "
-                "a (T,) float64 vector on the CPU: use Schedule.from_betas"
+                "a (T,) float64 vector on the CPU, of at least one time-step"
             )
         # beta = 1 erases the image; only the last step may do that (zero terminal SNR).
         inside = bool(((betas[:-1] > 0) & (betas[:-1] < 1)).all())

@@ -103,16 +103,16 @@ def test_wrong_images_and_settings_are_refused():
         with pytest.raises(InputError, match=r"this encoder takes \(B, 3, 16, 16\)"):
             encoder(torch.zeros(shape))
     with pytest.raises(
-        InputError, match=r"code_dim is 257, but this encoder has 256 features.*widen encoder_channels"
+        InputError, match=r"--code-dim is 257, but this encoder has 256 features.*widen --encoder-channels"
     ):
         build_encoder(settings("residual", code_dim=257), backbone(), 0)
-    with pytest.raises(InputError, match=r"code_dim is 769, but this encoder has 768.*use encoder 'residual'"):
+    with pytest.raises(InputError, match=r"--code-dim is 769, but this encoder has 768.*use --encoder residual"):
         build_encoder(settings("backbone", code_dim=769), backbone(), 0)
-    with pytest.raises(InputError, match=r"64 px and 128 px, got 16 px; use encoder 'residual'"):
+    with pytest.raises(InputError, match=r"64 px and 128 px, got 16 px; use --encoder residual"):
         build_encoder(settings("authors"), backbone(), 0)
-    with pytest.raises(InputError, match=r"encoder_time is 1000; the backbone has time-steps 0\.\.999"):
+    with pytest.raises(InputError, match=r"--encoder-time is 1000; the backbone has time-steps 0\.\.999"):
         build_encoder(settings("backbone", encoder_time=(1000,)), backbone(), 0)
-    with pytest.raises(InputError, match="encoder_channels are"):
+    with pytest.raises(InputError, match="--encoder-channels are"):
         build_encoder(settings("residual", encoder_channels=()), backbone(), 0)
     odd = {"kind": "residual", "size": 15, "dims": 4, "frozen": False, "channels": [8]}
     with pytest.raises(InputError, match="15 px; the residual encoder takes an even size of 8 px"):

@@ -15,7 +15,7 @@ from diti.diffusion.sampler import EpsFn
 from diti.diffusion.schedule import Schedule
 from diti.representation.models.diffusion import DiffusionModel
 from diti.representation.models.guidance import AS_TRAINED, Guidance
-from diti.representation.models.model import COMMON_PARTS, read_common, require_dims, require_parts
+from diti.representation.models.model import COMMON_PARTS, read_common, require_dims, require_parts, require_side
 from diti.representation.networks.conditioned import ConditionedUNet, load_conditioned
 from diti.representation.networks.encoder import Encoder
 from diti.representation.partition import Partition
@@ -56,6 +56,7 @@ def load_diffae(folder: Path) -> DiffAE:
     encoder, partition, mean, std, method = read_common(folder)
     decoder = load_conditioned(folder)
     require_dims(folder, "decoder", decoder.dims, partition)
+    require_side(folder, decoder.net.size, encoder)
     if partition.timesteps != decoder.timesteps:
         raise InputError(
             f"{folder}: the partition is for T = {partition.timesteps}, the decoder has T = {decoder.timesteps}"

@@ -16,7 +16,14 @@ from diti.diffusion.sampler import EpsFn, OnStep, dpm_solver_2m, timesteps
 from diti.diffusion.schedule import Schedule, gather, guidance_authors, w_eps
 from diti.representation.models.decoding import DecodingModel, in_parts
 from diti.representation.models.guidance import AS_TRAINED, Guidance
-from diti.representation.models.model import COMMON_PARTS, inference, read_common, require_dims, require_parts
+from diti.representation.models.model import (
+    COMMON_PARTS,
+    inference,
+    read_common,
+    require_dims,
+    require_parts,
+    require_side,
+)
 from diti.representation.networks.encoder import Encoder
 from diti.representation.networks.shift import ShiftDecoder, load_decoder
 from diti.representation.partition import Partition
@@ -133,6 +140,7 @@ def load_diti(folder: Path) -> DiTi:
     backbone = load_backbone(folder)
     decoder = load_decoder(folder / "decoder", backbone)
     require_dims(folder, "decoder", decoder.dims, partition)
+    require_side(folder, backbone.size, encoder)
     if partition.timesteps != backbone.timesteps:
         raise InputError(
             f"{folder}: the partition is for T = {partition.timesteps}, the backbone has T = {backbone.timesteps}"

@@ -11,11 +11,18 @@ import torch
 from torch import Tensor
 
 from diti.core.rng import torch_generator
-from diti.diffusion.files import load_strictly
+from diti.diffusion.files import load_strictly, named
 from diti.diffusion.sampler import OnStep
 from diti.representation.models.decoding import DecodingModel, in_parts
 from diti.representation.models.guidance import Guidance
-from diti.representation.models.model import COMMON_PARTS, inference, read_common, require_dims, require_parts
+from diti.representation.models.model import (
+    COMMON_PARTS,
+    inference,
+    read_common,
+    require_dims,
+    require_parts,
+    require_side,
+)
 from diti.representation.networks.adversarial import generator_from_description
 from diti.representation.networks.encoder import Encoder
 from diti.representation.networks.image_decoder import OneStepDecoder, vae_decoder_from_description
@@ -110,9 +117,11 @@ def load_direct(folder: Path, build: Callable[..., OneStepDecoder]) -> DirectMod
     require_parts(folder, ("decoder", *COMMON_PARTS))
     encoder, partition, mean, std, method = read_common(folder)
     description, state = read_network(folder / "decoder")
-    decoder = build(description)
+    with named(folder / "decoder" / "config.json"):
+        decoder = build(description)
     load_strictly(decoder, state, str(folder / "decoder"))
     require_dims(folder, "decoder", decoder.dims, partition)
+    require_side(folder, int(description.get("size", encoder.size)), encoder)
     return DirectModel(encoder, decoder.eval(), partition, mean, std, method)
 
 

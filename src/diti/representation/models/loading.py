@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from diti.core.errors import InputError
-from diti.core.runs import read_json
-from diti.diffusion.files import locate
+from diti.diffusion.files import locate, read_settings
 from diti.representation.methods.registry import find_method
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.model import Model, require_parts
@@ -19,7 +18,7 @@ def load(source: str | Path) -> Model:
     """
     folder = locate(source)
     require_parts(folder, ("model.json",))
-    name = str(read_json(folder / "model.json").get("method"))
+    name = str(read_settings(folder / "model.json").get("method"))
     try:
         method = find_method(name)
     except InputError as error:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.core.runs import atomic_path, read_json, write_json
 from diti.diffusion.backbone import Backbone
+from diti.diffusion.files import named, read_safetensors, read_settings, require_finite
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
 from diti.representation.methods.registry import decoding_methods
@@ -115,6 +116,7 @@ class Model:
             facts["statistics"] = UNKNOWN
             (folder / STATS).unlink(missing_ok=True)
         else:
+            require_finite({"mean": self.mean, "std": self.std}, "mean and std of z")
             with atomic_path(folder / STATS) as temporary:
                 save_file({"mean": self.mean.contiguous(), "std": self.std.contiguous()}, temporary)
         write_json(folder / "model.json", facts)
@@ -297,17 +299,25 @@ def read_common(folder: Path) -> tuple[Encoder, Partition, Tensor | None, Tensor
     """Encoder, partition, mean, std and method, which the folders of all methods hold."""
     require_parts(folder, COMMON_PARTS)
     encoder = load_encoder(folder / "encoder")
-    partition = Partition.from_json(read_json(folder / "partition.json"))
+    with named(folder / "partition.json"):
+        partition = Partition.from_json(read_json(folder / "partition.json"))
     require_dims(folder, "encoder", encoder.dims, partition)
-    facts = read_json(folder / "model.json")
+    facts = read_settings(folder / "model.json")
     known = facts.get("statistics") != UNKNOWN
     return encoder, partition, *(_read_statistics(folder, partition) if known else (None, None)), facts["method"]
 
 
 def _read_statistics(folder: Path, partition: Partition) -> tuple[Tensor | None, Tensor | None]:
     require_parts(folder, (STATS,))
-    stats = load_file(folder / STATS)
-    require_dims(folder, "stats", len(stats["mean"]), partition)
+    stats = read_safetensors(folder / STATS)
+    if {name: tuple(tensor.shape) for name, tensor in stats.items()} != dict.fromkeys(
+        ("mean", "std"), (partition.dims,)
+    ):
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in stats.items())
+        raise InputError(f"{folder / STATS} holds {shapes}; expected mean and std of {partition.dims} dims")
+    require_finite(stats, f"mean and std of z in {folder / STATS}")
+    if not bool((stats["std"] > 0).all()):
+        raise InputError(f"{folder / STATS}: a std of z is not above 0; copy the file again")
     if (stats["mean"] == 0).all() and (stats["std"] == 1).all():  # how earlier versions wrote unknown ones
         return None, None
     return stats["mean"], stats["std"]
@@ -324,6 +334,14 @@ def require_dims(folder: Path, name: str, found: int, partition: Partition) -> N
     """InputError where a part is of another model."""
     if found != partition.dims:
         raise InputError(f"{folder}: {name} has {found} dims, the partition {partition.dims}; they must agree")
+
+
+def require_side(folder: Path, side: int, encoder: Encoder) -> None:
+    """InputError where the decoder is for images of another side than the encoder."""
+    if side != encoder.size:
+        raise InputError(
+            f"{folder}: the encoder is for {encoder.size} px, the decoder for {side} px; they must agree"
+        )
 
 
 def code_statistics(encode: Callable[[Any], Tensor], batches: Iterator[Any]) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from diti.core.errors import InputError
 from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path
 from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet
-from diti.diffusion.files import SCHEDULER_FILE, load_strictly, read_scheduler
+from diti.diffusion.files import SCHEDULER_FILE, load_strictly, named, read_scheduler
 from diti.diffusion.schedule import Schedule, eps_from_output, gather
 from diti.representation.networks.modulated import (
     ModulatedResnet,
@@ -105,10 +105,11 @@ def load_conditioned(folder: str | Path) -> ConditionedUNet:
         )
     if not (folder / "scheduler" / SCHEDULER_FILE).is_file():
         raise InputError(f"{folder / 'scheduler' / SCHEDULER_FILE} is missing; copy the whole model folder")
-    wrapping = Wrapping(**description["wrapping"])
     scheduler = read_scheduler(folder, folder / "decoder")
-    shape = Backbone(assemble_unet(description["unet"], wrapping), scheduler, wrapping)
-    network = ConditionedUNet(shape, description["dims"])
+    with named(folder / "decoder" / "config.json"):
+        wrapping = Wrapping(**description["wrapping"])
+        shape = Backbone(assemble_unet(description["unet"], wrapping), scheduler, wrapping)
+        network = ConditionedUNet(shape, description["dims"])
     load_strictly(network.net.unet, state, str(folder / "decoder"))
     return network.eval()
 

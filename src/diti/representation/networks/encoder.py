@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from diti.config import EncoderConfig
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
-from diti.diffusion.files import load_strictly
+from diti.diffusion.files import MOST_TIMESTEPS, load_strictly, named
 from diti.representation.networks.principal import Moments, principal_axes
 from diti.representation.networks.trunks import AuthorsTrunk, BackboneTrunk, GivenFeatures, ResidualTrunk
 from diti.representation.networks.weights import drawn_from, read_network, write_network
@@ -51,13 +51,13 @@ class Encoder(nn.Module):
         features = self.trunk.features
         if not 1 <= self.dims <= features:
             remedy = {
-                "residual": "widen encoder_channels",
-                "backbone": "use encoder 'residual'",
+                "residual": "widen --encoder-channels",
+                "backbone": "use --encoder residual",
                 "given": "give more features",
             }
             raise InputError(
-                f"code_dim is {self.dims}, but this encoder has {features} features: take 1 to {features}, "
-                f"or {remedy.get(description['kind'], 'another encoder')}"
+                f"--code-dim is {self.dims}, but this encoder has {features} features: take 1 to {features}, "
+                f"or {remedy.get(description['kind'], 'another --encoder')}"
             )
         self.register_buffer("feature_mean", torch.zeros(features))
         self.register_buffer("feature_std", torch.ones(features))
@@ -150,7 +150,7 @@ def build_encoder(config: EncoderConfig, backbone: Backbone | int, seed: int) ->
     if kind != "backbone":
         return encoder_from_description(description, seed)
     if isinstance(backbone, int):
-        raise InputError("encoder 'backbone' is a copy of a backbone, and none is given; use encoder 'residual'")
+        raise InputError("--encoder backbone copies a backbone, and none is given; use --encoder residual")
     encoder = encoder_from_description(description | _backbone_settings(config, backbone), seed)
     own = encoder.trunk.state_dict()
     copied = {key: tensor for key, tensor in backbone.unet.state_dict().items() if key in own}
@@ -161,10 +161,10 @@ def build_encoder(config: EncoderConfig, backbone: Backbone | int, seed: int) ->
 def _backbone_settings(config: EncoderConfig, backbone: Backbone) -> dict[str, Any]:
     times = list(config.encoder_time)
     if not times or len(set(times)) < len(times):
-        raise InputError(f"encoder_time is {times}; give one or more time-steps, each once")
+        raise InputError(f"--encoder-time is {times}; give one or more time-steps, each once")
     for time in times:
         if not 0 <= time < backbone.timesteps:
-            raise InputError(f"encoder_time is {time}; the backbone has time-steps 0..{backbone.timesteps - 1}")
+            raise InputError(f"--encoder-time is {time}; the backbone has time-steps 0..{backbone.timesteps - 1}")
     found = {
         "frozen": config.trunk == "frozen",
         "unet": {key: value for key, value in backbone.unet.config.items() if not key.startswith("_")},
@@ -192,7 +192,8 @@ def encoder_from_description(description: Mapping[str, Any], seed: int = 0) -> E
 def load_encoder(folder: str | Path) -> Encoder:
     """The encoder that `Encoder.save` wrote, strictly every weight."""
     description, state = read_network(folder)
-    encoder = encoder_from_description(description)
+    with named(Path(folder) / "config.json"):
+        encoder = encoder_from_description(description)
     load_strictly(encoder, state, str(folder))
     return encoder.eval()
 
@@ -223,4 +224,6 @@ def _trunk(description: Mapping[str, Any]) -> AuthorsTrunk | ResidualTrunk | Bac
         return ResidualTrunk(size, description["channels"])
     time = description["time"]
     times = time if isinstance(time, list) else [time]
+    if not times or not all(isinstance(t, int) and 0 <= t < MOST_TIMESTEPS for t in times):
+        raise InputError(f"the encoder's time is {time!r}; it is one time-step of 0 or more, or a list of them")
     return BackboneTrunk(description["unet"], description["wrapping"], times, description.get("pixels", False))

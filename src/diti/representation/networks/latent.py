@@ -17,7 +17,7 @@ from diti.config import from_mapping
 from diti.core.errors import InputError
 from diti.core.rng import torch_generator
 from diti.core.runs import sha256_file
-from diti.diffusion.files import load_strictly
+from diti.diffusion.files import MOST_TIMESTEPS, load_strictly, named
 from diti.diffusion.sampler import dpm_solver_2m, timesteps
 from diti.diffusion.schedule import Schedule, eps_from_v, gather
 from diti.representation.networks.weights import WEIGHTS, drawn_from, read_network, write_network
@@ -41,8 +41,10 @@ class LatentShape:
 
     def __post_init__(self) -> None:
         for name in ("dims", "width", "layers", "timesteps"):
-            if getattr(self, name) < 1:
-                raise InputError(f"the latent's {name} is {getattr(self, name)}; it must be 1 or more")
+            if not 1 <= getattr(self, name) <= MOST_TIMESTEPS:
+                raise InputError(
+                    f"the latent's {name} is {getattr(self, name)}; it must be from 1 to {MOST_TIMESTEPS:,}"
+                )
 
 
 def default_shape(dims: int, encoder: str = "") -> LatentShape:
@@ -150,6 +152,8 @@ def load_latent(model_folder: str | Path) -> Latent:
     shape = from_mapping(LatentShape(), settings, source)
     if shape.encoder != encoder_file_hash(model_folder):
         raise InputError(f"{folder} was made for another encoder than this model's; remove it and {remedy}")
-    latent = new_latent(shape, torch.zeros(shape.dims), torch.ones(shape.dims), seed=0)
+    with named(folder / "config.json"):
+        latent = new_latent(shape, torch.zeros(shape.dims), torch.ones(shape.dims), seed=0)
+        Schedule.linear(shape.timesteps, shape.beta_start, shape.beta_end)
     load_strictly(latent, state, str(folder))
     return latent.eval()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from diti.core.errors import InputError
 from diti.core.rng import stream_seed
 from diti.diffusion.backbone import Backbone, assemble_unet
-from diti.diffusion.files import load_strictly
+from diti.diffusion.files import load_strictly, named
 from diti.diffusion.schedule import eps_from_output, gather, reconstruction_loss_eps, snr, x0_from_output
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.modulated import (
@@ -189,7 +189,8 @@ def load_decoder(folder: str | Path, backbone: Backbone) -> ShiftDecoder:
             f"{folder} describes {description}; a decoder has kind 'shift' and dims, or kind 'linear', dims, "
             "pixel_axes, stretches and path"
         )
-    decoder = _described(description, backbone)
+    with named(Path(folder) / "config.json"):
+        decoder = _described(description, backbone)
     decoder.load_decoder_state(state, str(folder))
     return decoder.eval()
 

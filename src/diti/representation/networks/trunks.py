@@ -33,7 +33,7 @@ class AuthorsTrunk(nn.Module):
         super().__init__()
         if size not in AUTHORS_WIDTHS:
             sizes = " and ".join(f"{side} px" for side in AUTHORS_WIDTHS)
-            raise InputError(f"the authors' encoders are for {sizes}, got {size} px; use encoder 'residual'")
+            raise InputError(f"the authors' encoders are for {sizes}, got {size} px; use --encoder residual")
         widths = AUTHORS_WIDTHS[size]
         self.convs = nn.ModuleList(
             nn.Conv2d(before, after, 3, stride=2, padding=1) for before, after in pairwise((3, *widths))
@@ -66,7 +66,7 @@ class ResidualTrunk(nn.Module):
                 f"the image is {size} px; the residual encoder takes an even size of {FOLD * GRID} px or more"
             )
         if not channels or min(channels) < 1:
-            raise InputError(f"encoder_channels are {list(channels)}; give at least one positive width")
+            raise InputError(f"--encoder-channels are {list(channels)}; give at least one positive width")
         grid = size // FOLD
         self.conv_in = nn.Conv2d(3 * FOLD**2, channels[0], 3, padding=1)
         self.blocks = nn.ModuleList()

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path, write_json
-from diti.diffusion.files import read_settings
+from diti.diffusion.files import read_safetensors, read_settings, require_finite
 
 WEIGHTS = "model.safetensors"
 
@@ -32,6 +31,7 @@ def drawn_from(seed: int, purpose: str) -> Iterator[None]:
 def write_network(folder: str | Path, description: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
     """Write the folder of a network; its weights in float32 unless they have another type."""
     folder = Path(folder)
+    require_finite(state, f"the weights for {folder}")
     write_json(folder / "config.json", dict(description))
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}, temporary)
@@ -44,7 +44,4 @@ def read_network(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]
     path = folder / WEIGHTS
     if not path.is_file():
         raise InputError(f"{path} is missing: the folder of a network holds config.json and {WEIGHTS}")
-    try:
-        return description, load_file(path)
-    except SafetensorError as error:
-        raise InputError(f"{path} is not a whole safetensors file ({error}); copy it again") from error
+    return description, read_safetensors(path)
