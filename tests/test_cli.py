@@ -6,7 +6,8 @@ import sys
 import pytest
 
 import diti as package
-from diti.cli import VERBS, main
+from diti.cli import main
+from diti.verbs import VERBS
 
 
 def test_help_lists_every_verb(capsys):

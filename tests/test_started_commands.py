@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fake_run import make_run
 
-from diti.cli import parse
+from diti.verbs.parsing import parse
 from diti.core.jobs import Job
 from diti.data.sources import open_data
 from diti.demo import LENGTHS, plan_training

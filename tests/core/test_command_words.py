@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from diti.cli import parse
+from diti.verbs.parsing import parse
 from diti.config import EncoderConfig, train_preset
 from diti.core.command_words import words_of
 from diti.core.errors import InputError
