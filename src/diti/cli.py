@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """0 when all went well, 2 and one line for bad input, 130 when stopped by hand, 70 for a fault of our own."""
     # Must stand in the environment before torch is imported: busy waiting slows a shared machine manyfold.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -126,7 +126,7 @@ def _start(job: Job) -> Child:
 
 @contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does. Only the main thread may say so; elsewhere they stay."""
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does. Only the main thread may say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
