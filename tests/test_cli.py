@@ -1,12 +1,29 @@
 """The command line as a person meets it."""
 
+import dataclasses
+import errno
+import io
+import os
+import re
+import shlex
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
 import diti as package
-from diti.cli import VERBS, main
+from diti.cli import main
+from diti.config import PRESETS
+from diti.core.errors import InputError, told
+from diti.diffusion.backbone import unet_config
+from diti.verbs import VERBS
+from diti.verbs.making import Presets, _shape_for
+from diti.verbs.parsing import parse
 
 
 def test_help_lists_every_verb(capsys):
@@ -17,12 +34,16 @@ def test_help_lists_every_verb(capsys):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(verb, capsys):
+def test_every_verb_has_help_on_a_terminal_that_knows_only_ascii(verb, monkeypatch):
+    """Help has boxes and Greek letters."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     with pytest.raises(SystemExit) as stop:
         main([verb, "--help"])
-    shown = capsys.readouterr().out
+    sys.stdout.flush()
+    shown = sys.stdout.buffer.getvalue().decode("ascii")
     assert not stop.value.code and f"diti {verb}" in shown
-    assert VERBS[verb].__doc__.split(",")[0].split(":")[0][:40] in " ".join(shown.split())
+    about = VERBS[verb].__doc__.split(",")[0].split(":")[0][:40].encode("ascii", "replace").decode()
+    assert about in " ".join(shown.split())
 
 
 def test_version(capsys):
@@ -37,11 +58,29 @@ def test_version(capsys):
         (["prepar"], "Did you mean 'prepare'?"),
         (["prepare", "x", "--out", "y", "--sise", "3"], "Did you mean --size?"),
         (["prepare", "x", "--out", "y", "--sise", "3", "--crp", "z"], "Did you mean --crop, --size?"),
-        (["prepare", "x", "--out", "y", "--size", "big"], "--size"),
+        (["prepare", "x", "--out", "y", "--size", "nan"], "--size 'nan' is not a whole number ("),
+        (["prepare", "x", "--out", "y", "--size=big"], "--size 'big' is not a whole number ("),
+        (
+            ["pretrain", "--out", "x", "--channels", "8", "x", "--seed", "1"],
+            "--channels '8 x' is not whole numbers",
+        ),
+        (["pretrain", "--out", "x", "--learning-rate", "fast"], "--learning-rate 'fast' is not a number"),
+        (["sample", "x", "-n", "1.5"], "-n '1.5' is not a whole number"),
+        (["sample", "x", "--count"], "--count has no value; write one behind it"),
+        (["train", "--outt", "x"], "missing: --out; unknown: --outt x"),
+        (["train", "--out", "x", "--log-images", "0"], "diti: --log-images is 0; it must be greater than 0"),
+        (["prepare", "x", "--out", ""], "diti: --out is empty"),
+        (["prepare", "x", "--out="], "diti: --out is empty"),
+        (["prepare", "", "--out", "x"], "diti: an argument is empty"),
+        (["prepare", "caf\udce9", "--out", "x"], "is not UTF-8; rename the file or folder"),
+        (["prepare", "a\nb\x1b[2J", "--out", "x"], r"diti: a\nb\x1b[2J does not exist"),
         (["prepare"], "missing: SRC, --out"),
         (["pretrain", "--out", "x"], "--data is missing"),
         (["pretrain", "--data", "d", "--out", "x", "--preset", "celeba3"], "Did you mean 'celeba32'?"),
-        (["pretrain", "--data", "d", "--out", "x", "--lr-schedule", "step"], "step"),
+        (
+            ["pretrain", "--data", "d", "--out", "x", "--lr-schedule", "step"],
+            "'step' is unknown; use constant, cosine",
+        ),
     ],
 )
 def test_complaints_are_one_line_with_exit_code_2(words, complaint, capsys):
@@ -82,23 +121,194 @@ def test_train_shows_the_settings_of_its_method_and_says_what_needs_no_backbone(
     assert main(["train", "--method", "simclr", "--data", "toyfaces", "--out", "x"]) == 2
     assert "--backbone is missing, of which --encoder backbone is made" in (told := capsys.readouterr().err)
     assert "or use --encoder residual" in told
-    assert (
-        main(
-            [
-                "train",
-                "--method",
-                "simclr",
-                "--encoder",
-                "residual",
-                "--data",
-                "toyfaces",
-                "--out",
-                "x",
-                "--dry-run",
-            ]
-        )
-        == 0
-    )
+    words = "train --method simclr --encoder residual --data toyfaces --out x --dry-run"
+    assert main(words.split()) == 0
     shown = capsys.readouterr().out
     assert "views:" in shown and "augment: full" in shown
     assert not any(word in shown for word in ("subsets", "vae:", "gan:"))
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "train"])
+def test_the_preset_of_a_file_counts_below_the_command_line(verb, tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("preset: celeba64\ntraining: {learning_rate: 1e-3, images: 640}\n")
+
+    def settings(*words):
+        return parse(verb, ["--out", "x", "--config", str(file), *words]).settings
+
+    named = settings()
+    batch = PRESETS["celeba64"].config.training.train_batch_size
+    assert named.preset == "celeba64" and named.training.train_batch_size == batch != 32
+    assert named.training.learning_rate == 0.001 and named.training.images == 640
+    typed = settings("--preset", "celeba32", "--images", "9")
+    assert typed.preset == "celeba32" and typed.training.train_batch_size == 32 and typed.training.images == 9
+    assert settings("--preset", "celeba32", "--preset=celeba64") == named, "the last one counts"
+
+
+# How a command ends
+
+
+def out_of_memory():
+    torch.empty(2**62, dtype=torch.uint8)
+
+
+FULL = f"a file: {os.strerror(errno.ENOSPC)}; free space or choose another place"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), FULL),
+        (SafetensorError('IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })'), FULL),
+        (OSError("4096 requested and 0 written"), FULL),
+        (OSError(errno.EROFS, "Read-only file system", "x"), "x: Read-only file system; change its permissions"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x"), "x: File name too long; use a shorter name"),
+        (MemoryError(), "not enough memory; ask for less at once"),
+        (MemoryError("Unable to allocate 3.00 TiB"), "not enough memory (Unable to allocate 3.00 TiB); ask for"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried\nto"),
+            "not enough memory (CUDA out of memory. Tried);",
+        ),
+        (out_of_memory, "not enough memory ("),
+        (RecursionError("maximum recursion depth exceeded"), "what was given is nested too deeply to be read"),
+        (InputError("two\nlines\x07"), r"two\nlines\x07"),
+    ],
+)
+def test_what_a_person_can_do_something_about_is_one_line(error, line, capsys, monkeypatch):
+    def run(self):
+        if callable(error):
+            error()
+        raise error
+
+    monkeypatch.setattr(Presets, "run", run)
+    assert main(["presets"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"diti: {line}") and shown.count("\n") == 1
+
+
+@pytest.fixture
+def fault(monkeypatch):
+    def run(self):
+        raise TypeError("this is not\ngood")
+
+    monkeypatch.setattr(Presets, "run", run)
+
+
+def test_a_fault_of_ours_is_one_line_with_a_report(fault, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("DITI_CACHE", str(tmp_path / "cache"))
+    assert main(["presets"]) == 70
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and shown.startswith(
+        "diti: sorry, this is a fault of diti (TypeError: this is not"
+    )
+    report = Path(re.search(r"the report (\S+) says where", shown)[1])
+    assert report.parent == tmp_path / "cache" / "crashes"
+    text = report.read_text()
+    assert "command: diti presets\n" in text and f"diti {package.__version__}" in text and " cores" in text
+    assert "Traceback (most recent call last)" in text and "raise TypeError" in text and "folder: " in text
+
+
+def test_a_report_falls_back_to_the_temporary_folder_and_may_fail(fault, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("DITI_CACHE", "/proc/none")  # takes no new folders, whoever asks
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(["presets"]) == 70
+    assert f"the report {tmp_path}{os.sep}diti-crash-" in capsys.readouterr().err and any(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    assert main(["presets"]) == 70
+    assert "no report could be written; DITI_DEBUG=1 shows where" in capsys.readouterr().err
+
+
+def test_a_report_is_written_whatever_cannot_be_found_out(tmp_path, monkeypatch):
+    def broken():
+        raise ValueError("who knows")
+
+    monkeypatch.setattr("diti.core.runs.versions", broken)
+    monkeypatch.setenv("DITI_CACHE", str(tmp_path))
+    _, code = told(KeyError("x"), ["presets"])
+    assert code == 70 and "versions: unknown (ValueError: who knows)" in next(tmp_path.rglob("*.txt")).read_text()
+
+
+def test_debug_shows_the_traceback(fault, capsys, monkeypatch):
+    monkeypatch.setenv("DITI_DEBUG", "1")
+    assert main(["presets"]) == 70
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback") and lines[-1].startswith("diti: sorry")
+
+
+def test_ctrl_c_that_a_library_turns_into_its_own_error_is_still_ctrl_c(capsys, monkeypatch):
+    def run(self):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as stop:
+            raise ImportError("numpy failed to import") from stop
+
+    monkeypatch.setattr(Presets, "run", run)
+    assert main(["presets"]) == 130 and capsys.readouterr().err.startswith("diti: stopped")
+
+
+@pytest.mark.parametrize("module", ["diti.cli", "tyro"])
+def test_ctrl_c_while_it_starts_is_one_line(module):
+    """As python -m diti, the signal comes when that module is about to be imported."""
+    code = f"""
+import os, runpy, signal, sys
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Press())
+sys.argv = ["diti", "--help"]
+runpy.run_module("diti", run_name="__main__")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stderr.startswith("diti: stopped") and ended.stderr.count("\n") == 1
+
+
+# What to type next
+
+
+@pytest.mark.parametrize("size", [8, 16, 20, 32, 33, 48, 64, 100, 128, 256, 1000, 1024])
+def test_the_shape_that_prepare_names_is_one_that_pretrain_takes(size):
+    shape = [str(word) for word in _shape_for(size)]
+    assert bool(shape) == (size % 8 == 0)
+    if shape:
+        found = parse("pretrain", ["--data", "x", "--out", "y", "--preset", *shape]).settings.backbone
+        assert found.size == size and unet_config(found)
+
+
+FOLDER = 'it\'s my "faces" $HOME/a b'
+NEXT = {  # verb: its words, the work that is not done here, and what that returns
+    "demo": (["--out", FOLDER], "diti.demo.run_demo", None),
+    "prepare": (["toyfaces:4", "--size", "16", "--out", FOLDER], None, None),
+    "pretrain": (["--data", FOLDER, "--out", FOLDER], "diti.diffusion.pretrain.pretrain", None),
+    "solve": (["--data", FOLDER, "--backbone", "b", "--out", FOLDER],
+              "diti.representation.solve.run.solve_model", None),
+    "train": (["--data", FOLDER, "--backbone", "b", "--out", FOLDER], "diti.representation.train.train_model",
+              SimpleNamespace(facts={}, pictures={}, sentences=())),
+    "convert": (["b", "--out", FOLDER], "diti.interop.convert.convert", ["done"]),
+    "probe": ([FOLDER, "--data", FOLDER], "diti.measure.probing.probe_model", {"method": "diti"}),
+    "interpolate": ([FOLDER, f"{FOLDER}/a.png", "b.png"], "diti.edit.interpolate.interpolate_files", ["done"]),
+    "manipulate": ([FOLDER, "a.png", "--attribute", "smile", "--data", FOLDER],
+                   "diti.edit.manipulate.manipulate_files", ["done"]),
+    "train-latent": ([FOLDER, "--data", FOLDER], "diti.representation.train_latent.fit_latent", {}),
+    "sweep": (["x.yaml", "--out", FOLDER], "diti.sweep.run_sweep", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", NEXT)
+def test_the_next_command_can_be_typed_as_it_stands(verb, tmp_path, monkeypatch, capsys):
+    """Quoted for the shell, an existing verb with all it needs, and nothing to fill in."""
+    words, work, result = NEXT[verb]
+    monkeypatch.chdir(tmp_path)
+    if work is not None:
+        monkeypatch.setattr(work, lambda *given, **named: result)
+    plan, model = SimpleNamespace(runs={"a": SimpleNamespace(data=FOLDER)}), SimpleNamespace(has_noise=True)
+    monkeypatch.setattr("diti.sweep.read_plan", lambda path: plan)
+    monkeypatch.setattr("diti.representation.models.loading.load_with_decoder", lambda name: model)
+    assert main([verb, *words]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("next: ")
+    program, *typed = shlex.split(line.removeprefix("next: "))
+    typed = typed[2:] if program == "python" else typed
+    assert dataclasses.is_dataclass(parse(typed[0], typed[1:]))
+    assert any(FOLDER in word for word in typed) and not {"NAME", "DATA", "MODEL"} & set(typed)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from fake_run import make_run
 
-from diti.cli import parse
 from diti.core.jobs import Job
 from diti.data.sources import open_data
 from diti.demo import LENGTHS, plan_training
 from diti.report.evidence import Effort, plan_stages
 from diti.sweep import plan_jobs, read_plan
+from diti.verbs.parsing import parse
 
 SWEEPS = Path(__file__).resolve().parents[1] / "sweeps"
 

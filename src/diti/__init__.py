@@ -4,9 +4,10 @@ Public names are loaded on first use, so that `import diti` costs nothing. Each 
 who run the code and once for those who check or complete its types; a test compares the two lists.
 """
 
-from typing import TYPE_CHECKING
-
 __version__ = "0.1.0"
+TYPE_CHECKING = (
+    False  # as type checkers expect; importing typing would take the moment in which Ctrl-C is a traceback
+)
 
 if TYPE_CHECKING:  # `as` says that a name is public
     from diti.core.errors import InputError as InputError
@@ -33,9 +34,6 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.representation.solve.run import solve as solve
     from diti.representation.train import train as train
 else:  # hidden from type checkers, which would take any name for one that __getattr__ gives
-    import warnings
-    from importlib import import_module
-
     _PUBLIC = {
         "Backbone": "diti.diffusion.backbone",
         "Dataset": "diti.data.prepared",
@@ -65,7 +63,11 @@ else:  # hidden from type checkers, which would take any name for one that __get
     __all__ = [*_PUBLIC, "__version__"]
 
     def __getattr__(name):
+        from importlib import import_module
+
         if name in _RENAMED:
+            import warnings
+
             now = _RENAMED[name]
             warnings.warn(f"diti.{name} is called diti.{now} now", DeprecationWarning, stacklevel=2)
             name = now

@@ -2,6 +2,9 @@
 
 import sys
 
-from diti.cli import main
-
+try:
+    from diti.cli import main
+except KeyboardInterrupt:
+    print("diti: stopped", file=sys.stderr)
+    sys.exit(130)
 sys.exit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -399,11 +400,16 @@ def load_yaml(base: T, path: Path) -> T:
     """`base` with the settings of a YAML file."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Reads 1e-3 as a number, as YAML 1.2 and people do; PyYAML wants 1.0e-3."""
+
+    exponent = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+.0123456789"))
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; name a YAML file of settings") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: other bytes than text, 2024-13-45
         raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     return from_mapping(base, values or {}, str(path))
 

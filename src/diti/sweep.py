@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -242,7 +242,42 @@ def _check_buildable(config: TrainConfig, backbone: Backbone | None) -> None:
     from diti.core.loop import check_batch
 
     check_batch(config.training, processes=1)
-    find_method(config.method).validate(config, backbone or preset(config.preset).backbone.size)
+    find_method(config.method).validate(config, backbone or _image_size(config, None))
+
+
+def check_sweep(plan: Plan, out: Path, jobs: int | None) -> dict[str, Backbone]:
+    """InputError for whatever can be told before the first second of work; the backbones by name."""
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs is {jobs}; it must be at least 1")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; name a folder")
+    todo = {name: config for name, config in plan.runs.items() if not _is_done(out / name, config)}
+    if not todo:
+        return {}
+    backbones = check_plan(rest := Plan(todo))
+    _check_data(rest, backbones)
+    return backbones
+
+
+def _check_data(plan: Plan, backbones: Mapping[str, Backbone]) -> None:
+    """Whether the data of every run can be opened at its size, without preparing it."""
+    from diti.data.prepared import is_dataset, open_dataset
+    from diti.data.source import ReadOptions
+    from diti.data.sources import find_source
+
+    for name, config in {(c.data, c.backbone): (n, c) for n, c in plan.runs.items()}.values():
+        with _naming(f"run {name}"):
+            backbone, path = backbones.get(config.backbone), Path(config.data).expanduser()
+            if not is_dataset(path):
+                find_source(config.data, ReadOptions(size=_image_size(config, backbone)))
+            elif backbone:
+                backbone.require_size(open_dataset(path).size)
+            else:
+                open_dataset(path)
+
+
+def _image_size(config: TrainConfig, backbone: Backbone | None) -> int:
+    return backbone.size if backbone else preset(config.preset).backbone.size
 
 
 def prepare_data(plan: Plan, backbones: Mapping[str, Backbone]) -> None:
@@ -251,27 +286,29 @@ def prepare_data(plan: Plan, backbones: Mapping[str, Backbone]) -> None:
 
     for config in {(c.data, c.backbone): c for c in plan.runs.values()}.values():
         backbone = backbones.get(config.backbone)
-        dataset = open_data(config.data, backbone.size if backbone else preset(config.preset).backbone.size)
+        dataset = open_data(config.data, _image_size(config, backbone))
         if backbone:
             backbone.require_size(dataset.size)
 
 
-def run_sweep(plan: Plan, out: Path, jobs: int | None = None) -> list[Path]:
+def run_sweep(
+    plan: Plan, out: Path, jobs: int | None = None, begun: Callable[[], None] = lambda: None
+) -> list[Path]:
     """Train what is not done yet, `jobs` runs side by side; returns the folders of all runs in order.
 
     By default as many as there are cores, or one where there is a GPU. A run that fails does not stop the others.
+    `begun` is called once everything is checked.
     """
     from diti.data.prepare import locked
 
-    if jobs is not None and jobs < 1:
-        raise InputError(f"--jobs is {jobs}; it must be at least 1")
+    backbones = check_sweep(plan, out, jobs)
+    begun()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         todo = [name for name, config in plan.runs.items() if not _is_done(out / name, config)]
         faults: dict[str, str] = {}
         if todo:
-            rest = Plan({name: plan.runs[name] for name in todo})
-            prepare_data(rest, check_plan(rest))
+            prepare_data(Plan({name: plan.runs[name] for name in todo}), backbones)
             jobs = jobs or lanes()
             print(f"{len(todo)} of {len(plan.runs)} runs to train, {jobs} at a time; their output: {out / LOGS}")
             faults = _train_all(plan, todo, out, jobs)

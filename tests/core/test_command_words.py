@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from diti.cli import parse
 from diti.config import EncoderConfig, train_preset
 from diti.core.command_words import words_of
 from diti.core.errors import InputError
 from diti.verbs.editing import TrainLatent
 from diti.verbs.making import Prepare, Solve, SolveConfig, Train
 from diti.verbs.measuring import Analyze, Counterfactuals, Encode, Probe, Report
+from diti.verbs.parsing import parse
 from diti.verbs.sweeping import Sweep
 
 

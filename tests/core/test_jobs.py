@@ -27,7 +27,7 @@ elif what == "kill":
     print("so far so good"); os.kill(os.getpid(), signal.SIGKILL)
 else:
     if what == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(os.getpid()); time.sleep(60)
 """
 
@@ -136,23 +136,39 @@ def test_an_interrupt_ends_what_runs_and_starts_no_more(job, what, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         run_jobs([first, second], 1, on_poll)
-    assert seen[-1].process.returncode == -(signal.SIGKILL if what == "deaf" else signal.SIGTERM)
+    assert seen[-1].process.returncode == -(signal.SIGKILL if what == "deaf" else signal.SIGINT)
     assert not second.log.exists()
 
 
-def test_sigterm_is_an_interrupt_while_jobs_run_and_not_after(job):
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_kill_is_an_interrupt_while_jobs_run_and_not_after(job, number):
+    before = signal.getsignal(number)
     asleep = job("sleep")
     sent = []
 
     def on_poll(child):
         if last_line(asleep.log) and not sent:
             sent.append(child)
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     with pytest.raises(KeyboardInterrupt):
         run_jobs([asleep], 1, on_poll)
-    assert sent[0].process.returncode is not None and signal.getsignal(signal.SIGTERM) is before
+    assert sent[0].process.returncode is not None and signal.getsignal(number) is before
+
+
+def test_a_second_interrupt_kills_what_does_not_end(job, monkeypatch):
+    deaf = job("deaf")
+    seen = []
+
+    def on_poll(child):
+        seen.append(child)
+        if last_line(deaf.log):
+            threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs([deaf], 1, on_poll)
+    assert seen[-1].process.returncode == -signal.SIGKILL
 
 
 def test_jobs_run_from_another_thread(job):

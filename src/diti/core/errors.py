@@ -1,9 +1,27 @@
-"""The one exception for bad input: the command line turns it into one line and exit code 2."""
+"""The one exception for bad input, and the one line that any fault becomes on the command line."""
 
 from __future__ import annotations
 
+import datetime
 import difflib
-from collections.abc import Iterable
+import errno
+import os
+import platform
+import re
+import shlex
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+BAD_INPUT, OUR_FAULT = 2, 70  # exit codes; 70 is EX_SOFTWARE of sysexits.h
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_MEMORY = re.compile(
+    r"(can't allocate memory|not enough memory|out of memory|bad_alloc|Storage size calculation overflowed|"
+    r"numel: integer multiplication overflow)"
+)
 
 
 class InputError(ValueError):
@@ -14,3 +32,111 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """A hint such as ` Did you mean 'size'?`, or an empty string when nothing is close."""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def told(error: Exception, words: Sequence[str]) -> tuple[str, int]:
+    """One line about what ended a command, and its exit code; a fault of our own is written to a report."""
+    if (line := _for_the_user(error)) is not None:
+        return _printable(line), BAD_INPUT
+    report = write_crash_report(error, words)
+    where = f"the report {report} says where" if report else "no report could be written; DITI_DEBUG=1 shows where"
+    said = f"{type(error).__name__}: {str(error)[:120]}".rstrip(": ")
+    return _printable(f"sorry, this is a fault of diti ({said}); {where}, please send it to us"), OUR_FAULT
+
+
+def _for_the_user(error: Exception) -> str | None:
+    """What a person can do about it; None where that is nothing."""
+    text = str(error)
+    if isinstance(error, InputError):
+        return text
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(text)):
+        reason = f" ({text.splitlines()[0][:120]})" if text else ""
+        return f"not enough memory{reason}; ask for less at once: fewer or smaller images, batches or networks"
+    if isinstance(error, RecursionError):
+        return "what was given is nested too deeply to be read; DITI_DEBUG=1 shows where"
+    if isinstance(error, OSError):
+        return _about_file(error)
+    # safetensors has no error of its own for a disk that is full: IoError(Os { code: 28, kind: StorageFull ...
+    if type(error).__name__ == "SafetensorError" and (found := re.search(r"Os \{ code: (\d+)", text)):
+        return _about_file(OSError(int(found[1]), os.strerror(int(found[1]))))
+    return None
+
+
+def _about_file(error: OSError) -> str:
+    """Full disk, missing permission and the like: the files written so far are whole."""
+    wrote_less = re.search(r"\d+ requested and \d+ written", str(error))  # numpy's words for a full disk
+    number = errno.ENOSPC if wrote_less else error.errno
+    reason = os.strerror(errno.ENOSPC) if wrote_less else error.strerror or str(error) or type(error).__name__
+    advice = "check the path, or choose another place"
+    if number in _FULL:
+        advice = "free space or choose another place"
+    elif number in _FORBIDDEN:
+        advice = "change its permissions or choose another place"
+    elif number == errno.ENAMETOOLONG:
+        advice = "use a shorter name"
+    return f"{error.filename or 'a file'}: {reason}; {advice}"
+
+
+def _printable(text: str) -> str:
+    """On one line: what would move the cursor or end the line is shown by its number."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text.strip())
+
+
+# ---- The crash report ---------------------------------------------------------------------------------------
+
+
+def write_crash_report(error: BaseException, words: Sequence[str]) -> Path | None:
+    """Write what is needed to mend a fault into the cache, or the temporary folder; None where neither can be."""
+    now = datetime.datetime.now(datetime.UTC)
+    text = "\n".join(_report(error, words, now))
+    for find in _PLACES:
+        try:
+            folder = find()
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"diti-crash-{now:%Y%m%d-%H%M%S}-{os.getpid()}.txt"
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            return path.absolute()
+        except (OSError, RuntimeError):  # read-only, full, or no home at all
+            continue
+    return None
+
+
+def _crashes() -> Path:
+    from diti.core.machine import cache_folder
+
+    return cache_folder() / "crashes"
+
+
+_PLACES: tuple[Callable[[], Path], ...] = (_crashes, lambda: Path(tempfile.gettempdir()))
+
+
+def _report(error: BaseException, words: Sequence[str], now: datetime.datetime) -> Iterator[str]:
+    """Command, versions, machine and traceback. Nothing of the data: no values of variables, no images."""
+    yield f"command: {shlex.join(['diti', *words])}"
+    yield f"time: {now:%Y-%m-%d %H:%M:%S} UTC"
+    for name, fact in {"folder": Path.cwd, "versions": _versions, "machine": _machine}.items():
+        try:
+            yield f"{name}: {fact()}"
+        except Exception as unknown:  # the report must not fail over a fact
+            yield f"{name}: unknown ({type(unknown).__name__}: {unknown})"
+    yield ""
+    yield "".join(traceback.format_exception(error))
+
+
+def _versions() -> str:
+    from diti.core.runs import versions
+
+    return ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
+def _machine() -> str:
+    """System, cores and memory, and the GPU where torch is loaded already."""
+    from diti.core.machine import available_cores
+
+    facts = [platform.platform(), f"{available_cores()} cores"]
+    if hasattr(os, "sysconf"):
+        facts.append(f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB of memory")
+    if (torch := sys.modules.get("torch")) is not None:
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        facts.append(f"{gpu}, {torch.get_num_threads()} threads")
+    return ", ".join(facts)

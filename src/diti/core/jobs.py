@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what runs in the background
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
@@ -84,7 +85,7 @@ def lanes() -> int:
 def run_jobs(jobs: Sequence[Job], side_by_side: int, on_poll: Callable[[Child], None]) -> None:
     """Run all jobs in their order; `on_poll` is told of each child twice a second and once when it has ended.
 
-    A job that fails does not stop the others. Ctrl-C and SIGTERM stop all of them.
+    A job that fails does not stop the others. Ctrl-C, SIGTERM and a terminal that closes stop all of them.
     """
     waiting, running = deque(jobs), list[Child]()
     with _terminate_as_interrupt():
@@ -118,13 +119,14 @@ def _start(job: Job) -> Child:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
+            process_group=0,  # Ctrl-C reaches this process alone, which then stops each job once
         )
     return Child(job, process, began)
 
 
 @contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does. Only the main thread may say so; in others it stays as it was."""
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does. Only the main thread may say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -132,21 +134,26 @@ def _terminate_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    # nohup ignores SIGHUP, and that must stay so.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop(children: Sequence[Child]) -> None:
-    """End what still runs; files stay whole, since all are written atomically."""
+    """End what still runs, as Ctrl-C would, so that each can save where it is."""
     for child in children:
-        child.process.terminate()
+        child.process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + GRACE_SECONDS
-    for child in children:
-        try:
-            child.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.process.kill()
+    try:
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+    finally:  # also when Ctrl-C is pressed again
+        for child in children:
+            child.process.kill()  # nothing happens to one that has ended
             child.process.wait()

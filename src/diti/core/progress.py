@@ -1,7 +1,8 @@
-"""Progress bars with rate and time left, on the terminal's error stream so that output stays clean."""
+"""Progress with the time left, on the error stream so that output stays clean: a bar, or a line now and then."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+LINE_SECONDS = 30.0  # between lines where there is no terminal, such as in the log of a job
 
 
 class _RateColumn(ProgressColumn):
@@ -36,7 +39,14 @@ Advance = Callable[..., None]  # advance(count=1, note="", total=None)
 def progress_bar(
     label: str, total: int, unit: str = "images", start: int = 0, shown: bool = True
 ) -> Iterator[Advance]:
-    """A bar from `start` to `total`. Yields `advance(count=1, note="")`; the note stands behind the bar."""
+    """A bar from `start` to `total`. Yields `advance(count=1, note="")`; the note stands behind the bar.
+
+    Without a terminal a line every half minute, so that a log says whether the work goes on.
+    """
+    console = Console(stderr=True, soft_wrap=True)
+    if not (shown and console.is_terminal):
+        yield _Lines(label, total, start).advance if shown else _nothing
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=16),
@@ -45,9 +55,7 @@ def progress_bar(
         TimeRemainingColumn(),
         TextColumn("left {task.fields[note]}"),
     )
-    with Progress(
-        *columns, console=Console(stderr=True, soft_wrap=True), disable=not shown, refresh_per_second=4
-    ) as progress:
+    with Progress(*columns, console=console, refresh_per_second=4) as progress:
         task = progress.add_task(label, total=total, completed=start, note="")
 
         def advance(count: int = 1, note: str | None = None, total: int | None = None) -> None:
@@ -58,3 +66,40 @@ def progress_bar(
                 progress.update(task, total=total)
 
         yield advance
+
+
+def _nothing(count: int = 1, note: str | None = None, total: int | None = None) -> None:
+    pass
+
+
+class _Lines:
+    """Tells how far the work is, when the last line is half a minute old, whichever work wrote it."""
+
+    last_told = time.monotonic()
+
+    def __init__(self, label: str, total: int, start: int) -> None:
+        self.label, self.total = label, total
+        self.start = self.done = start
+        self.note = ""
+        self.began = time.monotonic()
+
+    def advance(self, count: int = 1, note: str | None = None, total: int | None = None) -> None:
+        self.done += count
+        self.total = self.total if total is None else total
+        self.note = self.note if note is None else note
+        now = time.monotonic()
+        if now - _Lines.last_told >= LINE_SECONDS:
+            _Lines.last_told = now
+            parts = [f"{self.label}: {self.done:,}/{self.total:,}", *self._left(now - self.began)]
+            Console(stderr=True, soft_wrap=True, highlight=False).print(
+                ", ".join([*parts, *([self.note] if self.note else [])]), markup=False
+            )
+
+    def _left(self, elapsed: float) -> list[str]:
+        """Minutes until the end, at the rate so far; nothing where that is not known."""
+        if self.done <= self.start:
+            return []
+        seconds = (self.total - self.done) * elapsed / (self.done - self.start)
+        if seconds < 90:
+            return [f"{max(0.0, seconds):.0f} s left"]
+        return [f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from diti.config import PretrainConfig
 from diti.core.images import grid, save_picture, to_uint8
-from diti.core.loop import TIME_BINS, loss_by_time, make_accelerator, train
+from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train
 from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder, read_json, write_text
@@ -65,13 +66,18 @@ def denoising_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor)
     return dm_loss_eps(noise, backbone.eps(x_t, t))
 
 
-def pretrain(config: PretrainConfig, out: Path) -> Path:
-    """Train, or continue to train, the backbone of `config` in the run folder `out`."""
+def pretrain(config: PretrainConfig, out: Path, begun: Callable[[], None] = lambda: None) -> Path:
+    """Train, or continue to train, the backbone of `config` in the run folder `out`.
+
+    `begun` is called once everything is checked.
+    """
     accelerator, run = make_accelerator(config.training), RunFolder(out)
     backbone = load_backbone(config.init) if config.init else build_backbone(config.backbone, config.training.seed)
     backbone.train()
+    check_batch(config.training, accelerator.num_processes)
     with run.held(accelerator.is_main_process):
         dataset = start_run(config, run, backbone, accelerator, "pretrain")
+        begun()
         if accelerator.is_main_process and (few := warning(len(dataset.rows("train")))):
             print(few)
         weights = train(

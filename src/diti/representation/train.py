@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from diti.config import DEFAULT_PRESET, TrainConfig, from_options, resolve, train_preset
+from diti.config import preset as named_preset
 from diti.core import loop
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder
@@ -19,14 +21,20 @@ from diti.representation.models.loading import load
 from diti.representation.models.model import Model
 
 
-def train_model(config: TrainConfig, out: Path) -> Findings:
-    """Train, or continue to train, the model of `config` in the run folder `out`; returns what was measured."""
+def train_model(config: TrainConfig, out: Path, begun: Callable[[], None] = lambda: None) -> Findings:
+    """Train, or continue to train, the model of `config` in the run folder `out`; returns what was measured.
+
+    `begun` is called once everything is checked.
+    """
     config, run = resolve(config), RunFolder(out)
     method = find_method(config.method)
     accelerator = loop.make_accelerator(config.training)
     backbone = frozen_backbone(method, config)
+    loop.check_batch(config.training, accelerator.num_processes)
+    method.validate(config, backbone or named_preset(config.preset).backbone.size)
     with run.held(accelerator.is_main_process):
         dataset = start_run(config, run, backbone, accelerator, "train")
+        begun()
         objective = method.build(config, backbone, dataset)
         weights = loop.train(
             objective,

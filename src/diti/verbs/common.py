@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -28,10 +29,8 @@ class Verb(Protocol):
     def run(self) -> None: ...
 
 
-def show(
-    settings: PretrainConfig | SolveConfig | TrainConfig, required: Sequence[str], idle: Sequence[str] = ()
-) -> None:
-    """Print the resolved settings, but `idle` ones, before anything runs; some must have been given."""
+def require(settings: PretrainConfig | SolveConfig | TrainConfig, *required: str) -> None:
+    """InputError for a setting that must have been given."""
     allowed = {
         "data": "a dataset folder, a folder of images, or toyfaces",
         "backbone": "a folder, a hub id, or toyfaces32",
@@ -39,6 +38,10 @@ def show(
     for name in required:
         if not getattr(settings, name):
             raise InputError(f"--{name} is missing; name {allowed[name]}")
+
+
+def show(settings: PretrainConfig | SolveConfig | TrainConfig, idle: Sequence[str] = ()) -> None:
+    """Print the resolved settings, but `idle` ones."""
     print_once(to_yaml(settings, idle), end="")
 
 
@@ -48,11 +51,13 @@ def print_once(text: str, end: str = "\n") -> None:
         print(text, end=end)
 
 
-def next_command(command: str) -> None:
-    """What a person would type now, by the name under which this command can be found."""
+def next_command(*words: object) -> None:
+    """What a person would type now, ready for the shell, by the name under which this command can be found."""
     typed = Path(sys.argv[0])  # such as .venv/bin/diti, which need not be on the PATH
-    program = "diti" if shutil.which("diti") else str(typed) if typed.name == "diti" else "python -m diti"
-    print_once(f"next: {command.replace('diti', program, 1)}")
+    program = (
+        ["diti"] if shutil.which("diti") else [str(typed)] if typed.name == "diti" else ["python", "-m", "diti"]
+    )
+    print_once(f"next: {shlex.join([*program, *map(str, words)])}")
 
 
 def numbers(option: str, text: str) -> list[float]:

@@ -34,13 +34,15 @@ class Interpolate:
         from diti.edit.interpolate import interpolate_files
         from diti.representation.models.loading import load_with_decoder
 
+        model = load_with_decoder(self.model)
         lines = interpolate_files(
-            load_with_decoder(self.model), self.first, self.second, self.subset.split(","),
+            model, self.first, self.second, self.subset.split(","),
             numbers("--scales", self.scales), self.out, x_t=self.x_t, masked=self.masked, frames=self.frames,
             animate=self.animate, sampling_steps=self.sampling_steps, seed=self.seed,
         )  # fmt: skip
         print("\n".join(lines))
-        next_command(f"diti manipulate {self.model} {self.first} --attribute NAME --data DATA")
+        if model.has_noise:
+            next_command("vary", self.model, self.first, "--out", "variations.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class Manipulate:
             sampling_steps=self.sampling_steps, seed=self.seed,
         )  # fmt: skip
         print("\n".join(lines))
-        next_command(f"diti counterfactuals {self.model} --data {self.data}")
+        next_command("counterfactuals", self.model, "--data", self.data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,4 +136,4 @@ class TrainLatent:
                 f"a classifier tells drawn codes from real ones with AUROC {facts['auroc']:.2f} (0.5: not), "
                 f"those of a Gaussian with {facts['auroc_gaussian']:.2f}\nwrote {self.model}/latent"
             )
-        next_command(f"diti sample {self.model} -n 32 --out samples.png")
+        next_command("sample", self.model, "-n", 32, "--out", "samples.png")

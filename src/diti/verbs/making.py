@@ -9,7 +9,7 @@ import tyro
 
 from diti.config import PRESETS, PretrainConfig, SolveConfig, TrainConfig, resolve
 from diti.core.errors import InputError
-from diti.verbs.common import File, Given, Model, Name, Names, Number, next_command, print_once, show
+from diti.verbs.common import File, Given, Model, Name, Names, Number, next_command, print_once, require, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,10 @@ class Demo:
         name, length = choose_length(self.quick, self.full, self.faces, self.images)
         out = self.out or Path("runs", name)
         run_demo(out, length)
-        faces = f"{out}/faces/a.png {out}/faces/b.png"
-        next_command(f"diti interpolate toyfaces32-diti {faces} --out between.png --animate between.gif")
+        faces = (out / "faces" / "a.png", out / "faces" / "b.png")
+        next_command(
+            "interpolate", "toyfaces32-diti", *faces, "--out", "between.png", "--animate", "between.gif"
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +66,18 @@ class Prepare:
             source, self.out, self.size, crop=self.crop, overwrite=self.overwrite, workers=self.workers
         )
         print_summary(dataset, source.notes)
-        known = {32: "celeba32", 64: "celeba64", 128: "ffhq128"}
-        shape = known.get(dataset.size, f"celeba32 --size {dataset.size} --attention {dataset.size // 4}")
-        next_command(f"diti pretrain --data {self.out} --preset {shape} --out runs/backbone")
+        if shape := _shape_for(dataset.size):
+            next_command("pretrain", "--data", self.out, "--preset", *shape, "--out", "runs/backbone")
+
+
+def _shape_for(size: int) -> list[object]:
+    """A preset, with the options that suit it to images of this side; empty where none can be."""
+    known = {32: "celeba32", 64: "celeba64", 128: "ffhq128"}
+    if size in known:
+        return [known[size]]
+    usual = PRESETS["celeba32"].config.backbone
+    step = usual.unshuffle << (len(usual.channels) - 1)  # the U-Net folds and halves the image so often
+    return [] if size % step else ["celeba32", "--size", size, "--attention", size // (2 * usual.unshuffle)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +90,14 @@ class Pretrain:
     dry_run: bool = False  # print the resolved settings and stop
 
     def run(self) -> None:
-        show(self.settings, required=("data",))
+        require(self.settings, "data")
         if self.dry_run:
+            show(self.settings)
             return
         from diti.diffusion.pretrain import pretrain
 
-        pretrain(self.settings, self.out)
-        next_command(f"diti sample {self.out} -n 32 --out samples.png")
+        pretrain(self.settings, self.out, begun=lambda: show(self.settings))
+        next_command("sample", self.out, "-n", 32, "--out", "samples.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +109,19 @@ class Solve:
     dry_run: bool = False  # print the resolved settings and stop
 
     def run(self) -> None:
-        show(self.settings, required=("data", "backbone"))
+        require(self.settings, "data", "backbone")
         if self.dry_run:
+            show(self.settings)
             return
         from diti.representation.solve.run import solve_model
 
-        found = solve_model(self.settings, self.out)
+        found = solve_model(self.settings, self.out, begun=lambda: show(self.settings))
         if found is None:
             print_once(f"{self.out} is solved already")
         elif found.facts:
             written = [f"{self.out}/{name}" for name in found.pictures]
             print_once("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))
-        next_command(f"diti counterfactuals {self.out} --data {self.settings.data}")
+        next_command("encode", self.out, self.settings.data, "--out", "features.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,17 +151,18 @@ class Train:
                 f"--backbone is missing, of which --encoder {settings.code.encoder} is made; "
                 "name a folder, a hub id, or toyfaces32, or use --encoder residual"
             )
-        required = ("data", "backbone") if method.needs_backbone else ("data",)
-        show(settings, required, idle_settings(method.name))
+        require(settings, *(("data", "backbone") if method.needs_backbone else ("data",)))
+        idle = idle_settings(method.name)
         if self.dry_run:
+            show(settings, idle)
             return
         from diti.representation.train import train_model
 
-        found = train_model(settings, self.out)
+        found = train_model(settings, self.out, begun=lambda: show(settings, idle))
         if found.facts:
             written = [f"{self.out}/{name}" for name in found.pictures]
             print("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))
-        next_command(f"diti encode {self.out} {self.settings.data} --out features.parquet")
+        next_command("encode", self.out, self.settings.data, "--out", "features.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +183,10 @@ class Convert:
             self.src, self.out, size=self.size, partition=self.partition, subsets=self.subsets, data=self.data
         )
         print("\n".join(lines))
-        next_command(f"diti sample {self.out} -n 16 --out samples.png")
+        if not (self.out / "model.json").is_file():
+            next_command("sample", self.out, "-n", 16, "--out", "samples.png")
+        elif self.data is not None:
+            next_command("encode", self.out, self.data, "--out", "features.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,11 +56,11 @@ class Probe:
         )  # fmt: skip
         method = find_method(probe_model(self.model, self.data, self.out, options)["method"])
         if method.needs_backbone:
-            next_command(f"diti analyze {self.model} --data {self.data} --out analysis")
+            next_command("analyze", self.model, "--data", self.data, "--out", "analysis")
         elif method.decodes:
-            next_command(f"diti counterfactuals {self.model} --data {self.data}")
+            next_command("counterfactuals", self.model, "--data", self.data)
         else:
-            next_command(f"diti encode {self.model} {self.data} --out features.parquet")
+            next_command("encode", self.model, self.data, "--out", "features.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,6 @@ class Label:
                 normalisation=self.normalisation, activation=self.activation, output=self.output,
             )
         )  # fmt: skip
-        next_command(f"diti probe MODEL --data {self.data}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,19 +21,19 @@ class Sweep:
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE.yaml")]  # such as sweeps/toyfaces.yaml
     out: Path  # folder for the runs, one folder each; runs that are done in it are skipped
     jobs: Number = None  # runs side by side; by default one per core, or one where there is a GPU
-    dry_run: bool = False  # print the runs, check that each can be built, and stop
+    dry_run: bool = False  # check everything, print the runs and stop
 
     def run(self) -> None:
-        from diti.sweep import check_plan, read_plan, run_sweep
+        from diti.sweep import check_sweep, read_plan, run_sweep
 
         plan = read_plan(self.file)
-        show_plan(plan)
         if self.dry_run:
-            check_plan(plan)
+            check_sweep(plan, self.out, self.jobs)
+            show_plan(plan)
             return
-        run_sweep(plan, self.out, self.jobs)
+        run_sweep(plan, self.out, self.jobs, begun=lambda: show_plan(plan))
         data = next(iter(plan.runs.values())).data
-        next_command(f"diti report {self.out} --data {data} --out report")
+        next_command("report", self.out, "--data", data, "--out", "report")
 
 
 def show_plan(plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from diti.representation.solve.solved import Solved, solve_networks
 FREE = frozenset({"data"})  # what a continued run may name otherwise: its content is compared by hash
 
 
-def solve_model(config: SolveConfig, out: Path) -> Findings | None:
-    """Solve, or continue to solve, in the run folder `out`; None where it is solved already."""
+def solve_model(config: SolveConfig, out: Path, begun: Callable[[], None] = lambda: None) -> Findings | None:
+    """Solve, or continue to solve, in the run folder `out`; None where it is solved already.
+
+    `begun` is called once everything is checked.
+    """
     began = time.monotonic()
     backbone = load_backbone(config.backbone)
     validate(config, backbone)
@@ -41,6 +45,7 @@ def solve_model(config: SolveConfig, out: Path) -> Findings | None:
         if begin(config, run, dataset, backbone, main):
             return None
         accelerator.wait_for_everyone()
+        begun()
 
         def log(**facts: Any) -> None:
             if main:

@@ -1,0 +1,169 @@
+"""From the words of a command to the record of its verb; what tyro complains of becomes one line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from diti.config import DEFAULT_PRESET, load_yaml, preset, train_preset
+from diti.core.errors import InputError, nearest
+from diti.verbs import VERBS
+from diti.verbs.common import Verb
+
+KINDS = {"INT": "a whole number", "FLOAT": "a number"}  # tyro's names for what it wants
+
+
+def answer(words: list[str]) -> None:
+    """Do what the words ask for."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        _print_verbs()
+    elif words[0] == "--version":
+        from diti import __version__
+
+        print(__version__)
+    else:
+        parse(words[0], words[1:]).run()
+
+
+def parse(verb: str, words: list[str]) -> Verb:
+    """The record of a verb's options; tyro's boxed complaint becomes one line."""
+    if verb not in VERBS:
+        raise InputError(f"unknown verb {verb!r}; use {', '.join(VERBS)}.{nearest(verb, VERBS)}")
+    _check_words(words)
+    more: dict[str, Any] = {"default": _defaults(verb, words)} if verb in ("pretrain", "train") else {}
+    if hasattr(VERBS[verb], "description"):
+        more["description"] = VERBS[verb].description()
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            found: Verb = tyro.cli(VERBS[verb], args=words, prog=f"diti {verb}", **more)
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+        if (own := _own_complaint(stop)) is not None:  # tyro would name a section and break the line
+            raise InputError(_as_typed(str(own), VERBS[verb])) from None
+        said = _one_line(complaint.getvalue(), words)
+        raise InputError(f"{said} (diti {verb} --help lists the options)") from None
+    return found
+
+
+def _own_complaint(stop: BaseException) -> InputError | None:
+    """What a record of settings complained of while tyro made it."""
+    cause = stop.__context__
+    while cause is not None and not isinstance(cause, InputError):
+        cause = cause.__context__
+    return cause
+
+
+def _check_words(words: list[str]) -> None:
+    for place, word in enumerate(words):
+        if word == "" or (word.startswith("--") and word.endswith("=")):
+            option = word.rstrip("=") or words[place - 1]
+            name = option if option.startswith("-") else "an argument"
+            raise InputError(f"{name} is empty; give it a value, or leave it out")
+        try:
+            word.encode()
+        except UnicodeEncodeError:  # bytes of another encoding, which no file of ours could quote
+            raise InputError(f"{word!r} is not UTF-8; rename the file or folder") from None
+
+
+def _defaults(verb: str, words: list[str]) -> Any:
+    """Preset first, then the YAML file; the command line comes over both when tyro parses it.
+
+    The preset is the one typed, else the file's.
+    """
+    start = preset if verb == "pretrain" else train_preset
+    typed, file = _value_of("--preset", words), _value_of("--config", words)
+    settings: Any = start(typed or DEFAULT_PRESET)
+    if file is not None:
+        settings = load_yaml(named := settings, Path(file))
+        if typed is None and settings.preset != named.preset:
+            settings = load_yaml(start(settings.preset), Path(file))
+    return VERBS[verb](out=tyro.MISSING, settings=settings)
+
+
+def _value_of(option: str, words: list[str]) -> str | None:
+    """The value that counts, as for tyro: the last."""
+    found = None
+    for place, word in enumerate(words):
+        if word.startswith(f"{option}="):
+            found = word.partition("=")[2]
+        elif word == option and place + 1 < len(words):
+            found = words[place + 1]
+    return found
+
+
+# ---- Complaints ---------------------------------------------------------------------------------------------
+
+
+def _one_line(box: str, words: list[str]) -> str:
+    """What tyro complains of, without its frame: the first part, and the options it thinks were meant."""
+    lines = [re.sub(r"^[│| ]+|[│| ]+$", "", line) for line in box.splitlines()[1:-1]]
+    raw = [part.strip() for part in re.split(r"[─-]{4,}", "\n".join(lines)) if part.strip()]
+    said, *more = (" ".join(part.split()) for part in raw)
+    if found := re.match(r"Missing value for argument '([^']+)'", said):
+        return f"{_typed(found[1], words)[0]} has no value; write one behind it"
+    if said.startswith("Missing"):
+        names = re.findall(r"^(?:--[\w-]+|[A-Z]{2,})", raw[0], re.MULTILINE)
+        unknown = [part.removeprefix("Unrecognized options: ") for part in more if part.startswith("Unrec")]
+        return "; ".join([f"missing: {', '.join(names)}", *(f"unknown: {word}" for word in unknown)])
+    if found := re.match(r"invalid choice .* for argument '([^']+)'\. Expected one of \((.*?),?\)\.?$", said):
+        option, value = _typed(found[1], words)
+        allowed = re.findall(r"'([^']*)'", found[2])
+        return f"{option} {value!r} is unknown; use {', '.join(allowed)}.{nearest(value, allowed)}"
+    if found := re.match(r"Error parsing (-\S+): ", said):
+        option, value = _typed(found[1], words)
+        return f"{option} {value!r} is not {_wanted(found[1], ' '.join(more))}"
+    # One mistake: "Perhaps you meant: --size ..."; several: "Arguments similar to --sise: --size ..." for each.
+    meant = [re.search(r"(?:meant|similar to [^:]*): (--[\w.-]+)", part) for part in more]
+    hints = sorted(found[1] for found in meant if found)  # tyro lists them in no fixed order
+    return said + (f". Did you mean {', '.join(hints)}?" if hints else "")
+
+
+def _typed(names: str, words: list[str]) -> tuple[str, str]:
+    """Of the names of one option, such as -n/--count, the one that was typed last, and its value."""
+    known = names.split("/")
+    for place, word in reversed(list(enumerate(words))):
+        if (name := word.partition("=")[0]) in known:
+            values = [word.partition("=")[2]] if "=" in word else words[place + 1 :]
+            end = next((i for i, value in enumerate(values) if re.match(r"-{1,2}[a-zA-Z]", value)), len(values))
+            return name, " ".join(values[:end])
+    return known[-1], ""
+
+
+def _wanted(names: str, helptext: str) -> str:
+    """What an option takes, by what its help says."""
+    found = re.search(rf"{re.escape(names.split('/')[-1])} (\[?)(\w+)", helptext)
+    kind = KINDS.get(found[2], "understood") if found else "understood"
+    return kind.removeprefix("a ") + "s" if found and found[1] and kind != "understood" else kind
+
+
+def _as_typed(message: str, record: Any) -> str:
+    """A message about settings with their names as on the command line: train_batch_size → --train-batch-size."""
+    for name in sorted(_setting_names(record), key=len, reverse=True):
+        follows = "" if "_" in name else r"(?= is | -?[\d.])"
+        message = re.sub(rf"(?<![\w-]){name}(?![\w-]){follows}", f"--{name.replace('_', '-')}", message)
+    return message
+
+
+def _setting_names(record: Any) -> Iterator[str]:
+    hints = typing.get_type_hints(record)
+    for field in dataclasses.fields(record):
+        if dataclasses.is_dataclass(inner := hints[field.name]):
+            yield from _setting_names(inner)
+        else:
+            yield field.name
+
+
+def _print_verbs() -> None:
+    print("usage: diti VERB [options]      diti VERB --help tells the options of a verb\n")
+    for name, verb in VERBS.items():
+        print(f"  {name:<13} {verb.__doc__}")

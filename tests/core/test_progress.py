@@ -1,0 +1,56 @@
+"""Lines in place of a bar, by a clock that the test turns."""
+
+import math
+
+import pytest
+
+from diti.core import progress
+from diti.core.progress import progress_bar
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds, to be moved on; no line was written yet."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress._Lines, "last_told", now[0])
+    return now
+
+
+def test_a_line_every_half_minute_without_a_terminal(clock, capsys):
+    with progress_bar("training", 40_000, start=6_400) as advance:
+        for _ in range(100):
+            clock[0] += 2.5
+            advance(64, note="loss 0.5")
+    out, error = capsys.readouterr()
+    lines = error.splitlines()
+    assert out == "" and len(lines) == 250 // 30
+    assert lines[0] == "training: 7,168/40,000, 21 min left, loss 0.5"
+
+
+def test_short_works_share_the_half_minute(clock, capsys):
+    for _ in range(4):
+        with progress_bar("fits", 2) as advance:
+            clock[0] += 10
+            advance()
+    assert capsys.readouterr().err == "fits: 1/2, 10 s left\n"
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(0.5, "60 s left"), (3, "6 min left"), (60, "2.0 h left")])
+def test_the_time_left_has_a_fitting_unit(clock, capsys, seconds, left, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    with progress_bar("work", 121) as advance:
+        clock[0] += seconds
+        advance()
+    assert capsys.readouterr().err == f"work: 1/121, {left}\n"
+
+
+def test_nothing_is_said_where_nothing_should_be_or_nothing_is_known(clock, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    with progress_bar("work", 10, shown=False) as advance:
+        advance(3)
+    assert capsys.readouterr().err == ""
+    with progress_bar("[work]", 10) as advance:
+        advance(0)
+    assert capsys.readouterr().err == "[work]: 0/10\n"
+    monkeypatch.setattr(progress, "LINE_SECONDS", math.inf)
