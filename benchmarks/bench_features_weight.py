@@ -1,6 +1,6 @@
 """How much of what is lost in features to weigh in: loss removed and AP against α, on validation images.
 
-`python -m benchmarks.bench_features_weight DATA BACKBONE PICTURE.png [DIMS ...] [--times 0 50 200]`:
+`python -m benchmarks.bench_features_weight DATA BACKBONE PICTURE.png [DIMS ...] [--times 0 50] [--path whole]`:
 one pass over the images, then a solution without masks for each α and D, beside as many principal components of
 the features. The test images are not touched.
 """
@@ -38,6 +38,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("picture", type=Path)
     parser.add_argument("dims", type=int, nargs="*", default=[128])
     parser.add_argument("--times", type=int, nargs="+", default=[50])
+    parser.add_argument("--path", choices=("down", "whole"), default="down")
     parser.add_argument("--images", type=int)
     parser.add_argument("--whitened", type=int, default=SolutionConfig().whitened)
     parser.add_argument("--probed", type=int, default=TRAIN, help="training images of the probe")
@@ -47,6 +48,7 @@ def main(words: Sequence[str]) -> None:
     config = SolveConfig(
         code_dim=max(given.dims),
         encoder_time=tuple(given.times),
+        encoder_path=given.path,
         images=given.images,
         solution=SolutionConfig(whitened=given.whitened),
     )
@@ -54,7 +56,8 @@ def main(words: Sequence[str]) -> None:
     evidence = gather_evidence(config, backbone, dataset, encoder)
     rows, splits = validation_split(dataset, given.probed)
     phi = evidence.look.whitening(torch.from_numpy(trunk_features(encoder, dataset)[rows])).numpy()
-    print(f"{evidence.train.images:,} images, features at t = {given.times}; mean AP on validation images")
+    seen = f"features at t = {given.times}, {given.path}"
+    print(f"{evidence.train.images:,} images, {seen}; mean AP on validation images")
     curves: dict[int, list[tuple[float, float]]] = {}
     for dims in given.dims:
         for weight in (PCA, *WEIGHTS):

@@ -68,7 +68,7 @@ def test_version(capsys):
         (["sample", "x", "-n", "1.5"], "-n '1.5' is not a whole number"),
         (["sample", "x", "--count"], "--count has no value; write one behind it"),
         (["train", "--outt", "x"], "missing: --out; unknown: --outt x"),
-        (["train", "--out", "x", "--log-images", "0"], "diti: --log-images is 0; it must be greater than 0"),
+        (["train", "--out", "x", "--log-images", "0"], "diti: --log-images is 0; it must be from 1"),
         (["prepare", "x", "--out", ""], "diti: --out is empty"),
         (["prepare", "x", "--out="], "diti: --out is empty"),
         (["prepare", "", "--out", "x"], "diti: an argument is empty"),

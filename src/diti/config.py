@@ -114,6 +114,7 @@ class EncoderConfig(Settings):
     code_dim: int = 128  # D, length of z
     encoder_channels: tuple[int, ...] = (32, 64, 128, 128)  # residual: width of each level, finest first
     encoder_time: tuple[int, ...] = (50,)  # backbone: time-steps at which the clean image enters the down path
+    encoder_path: Literal["down", "whole"] = "down"  # backbone: features of its down path, or of the whole U-Net
     encoder_pixels: bool = False  # backbone: also take the pixels, averaged to 16×16, as features
     trunk: Literal["frozen", "fine-tuned"] = "frozen"  # backbone: whether the copied down path is trained too
     encoder_rate: float = 0.1  # backbone: learning rate of the encoder, as a share of the decoder's
@@ -222,6 +223,7 @@ class SolveConfig(Settings):
     subsets: int = 16  # K, parts of z, each visible from a measured time-step on
     images: int | None = None  # images of the pass; by default as many as needed, see tolerance
     encoder_time: tuple[int, ...] = (50,)  # time-steps at which the clean image enters the backbone's down path
+    encoder_path: Literal["down", "whole"] = "down"  # features of the backbone's down path, or of the whole U-Net
     encoder_pixels: bool = False  # also take the pixels, averaged to 16×16, as features
     flip: bool = True  # mirror half of the images
     seed: int = 0
@@ -231,7 +233,10 @@ class SolveConfig(Settings):
     def code(self) -> EncoderConfig:
         """The encoder: the frozen backbone's features and one linear layer."""
         return EncoderConfig(
-            code_dim=self.code_dim, encoder_time=self.encoder_time, encoder_pixels=self.encoder_pixels
+            code_dim=self.code_dim,
+            encoder_time=self.encoder_time,
+            encoder_path=self.encoder_path,
+            encoder_pixels=self.encoder_pixels,
         )
 
 

@@ -364,8 +364,30 @@ def test_features_of_several_time_steps_stand_side_by_side_and_pixels_after_them
     torch.testing.assert_close(wide[:, 2 * width :], x.flatten(1))  # 16 px images: nothing to average
 
 
+def test_the_whole_u_net_has_the_features_of_its_down_path_and_more():
+    frozen, x = backbone(), images()
+    down = build_encoder(settings("backbone", encoder_time=(70,)), frozen, 0).eval()
+    whole = build_encoder(settings("backbone", encoder_time=(70,), encoder_path="whole"), frozen, 0).eval()
+    seen: list[torch.Tensor] = []
+    blocks = [frozen.unet.mid_block, *frozen.unet.up_blocks]
+    hooks = [block.register_forward_hook(lambda m, given, out: seen.append(out)) for block in blocks]
+    with torch.no_grad():
+        frozen.unet.eval()(F.pixel_unshuffle(x, frozen.wrapping.unshuffle), torch.full((len(x),), 70))
+        features = whole.features(x)
+    for hook in hooks:
+        hook.remove()
+    torch.testing.assert_close(features[:, : down.trunk.features], down.features(x))
+    sides = [min(4, h.shape[-1]) for h in seen]
+    expected = torch.cat(
+        [F.adaptive_avg_pool2d(h, side).flatten(1) for h, side in zip(seen, sides, strict=True)], 1
+    )
+    torch.testing.assert_close(features[:, down.trunk.features :], expected)
+    assert features.shape[1] == whole.trunk.features
+
+
 def test_an_encoder_of_several_times_is_read_back(tmp_path):
-    encoder = build_encoder(settings("backbone", encoder_time=(0, 70), encoder_pixels=True), backbone(), 0).eval()
+    chosen = settings("backbone", encoder_time=(0, 70), encoder_pixels=True, encoder_path="whole")
+    encoder = build_encoder(chosen, backbone(), 0).eval()
     encoder.save(tmp_path / "encoder")
     again = load_encoder(tmp_path / "encoder")
     with torch.no_grad():

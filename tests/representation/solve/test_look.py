@@ -13,6 +13,7 @@ from diti.core.images import to_float
 from diti.data.prepared import Stream
 from diti.data.sources import open_data
 from diti.representation.networks.pixel_axes import PixelAxes
+from diti.representation.solve import look
 from diti.representation.solve.evidence import (
     feature_map,
     new_encoder,
@@ -161,3 +162,16 @@ def test_given_features_are_looked_up_by_row():
 def test_given_features_that_do_not_fit_are_refused(features, complaint):
     with pytest.raises(InputError, match=complaint):
         require_features(features, open_data("toyfaces:50", 16))
+
+
+def test_very_many_features_are_whitened_to_the_same_components(monkeypatch):
+    rng = torch.Generator().manual_seed(3)
+    features = torch.randn(400, 6, generator=rng) * torch.tensor([9.0, 5, 3, 2, 1, 0.5])
+    features = features @ torch.randn(6, 60, generator=rng) + 0.01 * torch.randn(400, 60, generator=rng)
+    exact = whitened(features, most=6, least=2)
+    monkeypatch.setattr(look, "MANY_FEATURES", 50)
+    quick = whitened(features, most=6, least=2)
+    torch.testing.assert_close(quick.variance, exact.variance, rtol=1e-4, atol=0)
+    torch.testing.assert_close(quick(features), exact(features), rtol=0, atol=2e-3)
+    with pytest.raises(InputError, match="vary in 0 directions"):
+        whitened(torch.full((50, 60), 2.5), most=4, least=1)

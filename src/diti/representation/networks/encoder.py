@@ -30,7 +30,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {  # kind -> the arguments of its trunk b
     "backbone": ("unet", "wrapping", "time"),
     "given": ("features",),
 }
-OPTIONAL = {"pixels"}  # what a description may leave out
+OPTIONAL = {"pixels", "whole"}  # what a description may leave out
 
 
 class Encoder(nn.Module):
@@ -171,7 +171,8 @@ def _backbone_settings(config: EncoderConfig, backbone: Backbone) -> dict[str, A
         "wrapping": asdict(backbone.wrapping),
         "time": times if len(times) > 1 else times[0],
     }
-    return found | ({"pixels": True} if config.encoder_pixels else {})
+    more = {"pixels": config.encoder_pixels, "whole": config.encoder_path == "whole"}
+    return found | {name: True for name, asked in more.items() if asked}
 
 
 def encoder_from_description(description: Mapping[str, Any], seed: int = 0) -> Encoder:
@@ -226,4 +227,5 @@ def _trunk(description: Mapping[str, Any]) -> AuthorsTrunk | ResidualTrunk | Bac
     times = time if isinstance(time, list) else [time]
     if not times or not all(isinstance(t, int) and 0 <= t < MOST_TIMESTEPS for t in times):
         raise InputError(f"the encoder's time is {time!r}; it is one time-step of 0 or more, or a list of them")
-    return BackboneTrunk(description["unet"], description["wrapping"], times, description.get("pixels", False))
+    more = {name: bool(description.get(name, False)) for name in OPTIONAL}
+    return BackboneTrunk(description["unet"], description["wrapping"], times, **more)

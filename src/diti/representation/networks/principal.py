@@ -39,15 +39,18 @@ class Moments:
 
 
 def principal_axes(correlation: Tensor, dims: int, least: int | None = None) -> tuple[Tensor, Tensor]:
-    """Variance (D,) and unit axes (F,D) of the first principal components, the largest first.
-
-    An axis and its negative are equally good: the entry of largest size is made positive. Features that vary in
-    fewer than `dims` directions are refused, or, if `least` is given, only those that vary in fewer than that.
-    """
+    """Variance (D,) and unit axes (F,D) of the first principal components, the largest first; see `leading`."""
     variance, axes = torch.linalg.eigh(correlation)  # ascending
-    variance, axes = variance.flip(0)[:dims], axes.flip(1)[:, :dims]
+    return leading(variance.flip(0)[:dims], axes.flip(1)[:, :dims], dims if least is None else least)
+
+
+def leading(variance: Tensor, axes: Tensor, least: int) -> tuple[Tensor, Tensor]:
+    """Of components (D,), (F,D), the largest first, those that vary; fewer than `least` of them are refused.
+
+    An axis and its negative are equally good: the entry of largest size is made positive.
+    """
     rank = int((variance > TINY**2 * variance[0]).sum())
-    if rank < (least := dims if least is None else least):
+    if rank < least:
         raise InputError(
             f"the features vary in {rank} directions over the given images, the code has {least} dims: "
             "give more and different images, or lower code_dim"

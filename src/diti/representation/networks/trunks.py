@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Wrapping, assemble_unet
-from diti.representation.networks.unet_paths import embed_time, run_down
+from diti.representation.networks.unet_paths import embed_time, run_down, run_levels_up
 
 AUTHORS_WIDTHS = {64: (64, 128, 128, 128), 128: (64, 128, 256, 256, 256)}  # image side, px -> their convolutions
 GRID = 4  # side of the grid that the convolutional trunks end in
+MOST_FEATURES = 1024  # of a level of a backbone's down path
 PIXEL_GRID = 16  # side of the grid of the pixels beside a backbone's features
 FOLD = 2  # pixel-unshuffle factor of the residual trunk's input: a quarter of the positions to convolve
 
@@ -114,25 +115,38 @@ def group_norm(width: int) -> nn.GroupNorm:
 
 
 class BackboneTrunk(nn.Module):
-    """Time embedding and down path of a U-Net, fed the clean image as if it were x_t at each of `times`.
+    """A U-Net or its down path, fed the clean image as if it were x_t at each of `times`.
 
     Features: each level's output before its downsampling, averaged over the cells of a coarse grid, for one time
-    after the other; with `pixels` also the image itself on a coarse grid.
+    after the other; with the `whole` U-Net then those of the middle and of each level of the up path; with
+    `pixels` also the image itself on a coarse grid.
     """
 
     def __init__(
-        self, unet: Mapping[str, Any], wrapping: Mapping[str, Any], times: Sequence[int], pixels: bool = False
+        self,
+        unet: Mapping[str, Any],
+        wrapping: Mapping[str, Any],
+        times: Sequence[int],
+        pixels: bool = False,
+        whole: bool = False,
     ) -> None:
         super().__init__()
         self.wrapping = Wrapping(**wrapping)
-        whole = assemble_unet(unet, self.wrapping)
-        self.time_proj, self.time_embedding = whole.time_proj, whole.time_embedding
-        self.conv_in, self.down_blocks = whole.conv_in, whole.down_blocks
-        self.times, self.pixels = list(times), pixels
-        side = whole.config["sample_size"]
+        full = assemble_unet(unet, self.wrapping)
+        self.time_proj, self.time_embedding = full.time_proj, full.time_embedding
+        self.conv_in, self.down_blocks = full.conv_in, full.down_blocks
+        if whole:
+            self.mid_block, self.up_blocks = full.mid_block, full.up_blocks
+        self.times, self.pixels, self.whole = list(times), pixels, whole
+        side = full.config["sample_size"]
         side = side if isinstance(side, int) else side[0]
-        widths = whole.config["block_out_channels"]
-        self.grids = [pooled_side(width, side >> level) for level, width in enumerate(widths)]
+        down = [(width, side >> level) for level, width in enumerate(full.config["block_out_channels"])]
+        up = [
+            down[-1],
+            *((width, side >> max(level - 1, 0)) for level, (width, _) in reversed(list(enumerate(down)))),
+        ]
+        self.grids = [pooled_side(width, grid, whole) for width, grid in (down + up if whole else down)]
+        widths = [width for width, _ in (down + up if whole else down)]
         at_one_time = sum(width * grid**2 for width, grid in zip(widths, self.grids, strict=True))
         self.pixel_grid = min(PIXEL_GRID, side * self.wrapping.unshuffle)
         self.features = len(self.times) * at_one_time + (3 * self.pixel_grid**2 if pixels else 0)
@@ -150,18 +164,27 @@ class BackboneTrunk(nn.Module):
         return torch.cat(parts, dim=1)
 
     def maps(self, x: Tensor) -> list[Tensor]:
-        """(B,Ci,Hi,Wi) of each level before its downsampling, finest first, for one time after the other."""
+        """(B,Ci,Hi,Wi) of each level on the way down, and where it is taken on the way up, for each time."""
         fold = self.wrapping.unshuffle
         grid = F.pixel_unshuffle(x, fold) if fold > 1 else x
         return [h for time in self.times for h in self._maps_at(grid, time)]
 
     def _maps_at(self, grid: Tensor, time: int) -> list[Tensor]:
         t = torch.full((len(grid),), time, dtype=torch.int64, device=grid.device)
-        _, skips = run_down(self, grid, embed_time(self, t))
-        return [
+        emb = embed_time(self, t)
+        h, skips = run_down(self, grid, emb)
+        down = [
             outputs[-1] if block.downsamplers is None else outputs[-2]
             for block, outputs in zip(self.down_blocks, skips[1:], strict=True)
         ]
+        return [*down, *run_levels_up(self, h, skips, emb)] if self.whole else down
+
+
+def level_shapes(widths: Sequence[int], side: int, whole: bool) -> list[tuple[int, int]]:
+    """Width and grid side of each level on the way down, and of the `whole` U-Net: the middle, each level up."""
+    down = [(width, side >> level) for level, width in enumerate(widths)]
+    up = [(width, side >> max(level - 1, 0)) for level, width in enumerate(widths)][::-1]  # after its upsampling
+    return [*down, down[-1], *up] if whole else down
 
 
 class GivenFeatures(nn.Module):
@@ -176,9 +199,11 @@ class GivenFeatures(nn.Module):
         return x
 
 
-def pooled_side(width: int, side: int) -> int:
+def pooled_side(width: int, side: int, whole: bool = False) -> int:
     """Side of the grid that a level is averaged to: up to 4x4, and up to 1,024 features of a level.
 
-    4x4 cells keep where on the picture something is; the bound keeps the principal axes of wide U-Nets cheap.
+    4x4 cells keep where on the picture something is; the bound, twice that with the `whole` U-Net, keeps the
+    principal axes of wide U-Nets cheap.
     """
-    return max(grid for grid in range(1, min(GRID, side) + 1) if grid == 1 or width * grid**2 <= 1024)
+    most = MOST_FEATURES * (2 if whole else 1)
+    return max(grid for grid in range(1, min(GRID, side) + 1) if grid == 1 or width * grid**2 <= most)

@@ -27,12 +27,18 @@ def run_down(net: Any, x: Tensor, emb: Tensor) -> tuple[Tensor, list[tuple[Tenso
     return h, skips
 
 
-def run_up(net: Any, h: Tensor, skips: list[tuple[Tensor, ...]], emb: Tensor) -> Tensor:
-    """The middle block's input and the skip connections of `run_down` -> output grid (B,C,H,W)."""
+def run_levels_up(net: Any, h: Tensor, skips: list[tuple[Tensor, ...]], emb: Tensor) -> list[Tensor]:
+    """What `run_down` gives -> output of the middle, then of each level (B,Ci,Hi,Wi), coarsest first."""
     left = [skip for outputs in skips for skip in outputs]
-    h = net.mid_block(h, emb)
+    outputs = [net.mid_block(h, emb)]
     for block in net.up_blocks:
         count = len(block.resnets)
-        h = block(h, tuple(left[-count:]), emb)
+        outputs.append(block(outputs[-1], tuple(left[-count:]), emb))
         del left[-count:]
+    return outputs
+
+
+def run_up(net: Any, h: Tensor, skips: list[tuple[Tensor, ...]], emb: Tensor) -> Tensor:
+    """The middle block's input and the skip connections of `run_down` -> output grid (B,C,H,W)."""
+    h = run_levels_up(net, h, skips, emb)[-1]
     return net.conv_out(net.conv_act(net.conv_norm_out(h)))

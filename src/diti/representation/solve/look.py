@@ -20,10 +20,11 @@ from diti.core.progress import progress_bar
 from diti.core.rng import stream_seed
 from diti.data.prepared import Dataset, Stream
 from diti.representation.networks.pixel_axes import PixelAxes
-from diti.representation.networks.principal import Moments, principal_axes
+from diti.representation.networks.principal import TINY, Moments, leading, principal_axes
 
 LOOKED_AT = 8_192  # images; the axes of more would hardly differ, and memory must not grow with the data
 PIXEL_IMAGES = 4_096  # of these for the axes of the pixels
+MANY_FEATURES = 4_096  # beyond it the exact components would take minutes
 BATCH = 128
 OVERSAMPLED = 40  # axes beyond P in the randomised decomposition, which make the first P exact to 1e-4
 
@@ -98,13 +99,18 @@ def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, d
     if not bool(torch.isfinite(everything).all()):
         raise InputError("the features of some images are not finite; check the weights of the backbone")
     set_pixel_axes(axes, torch.cat(on_grid), seed)
-    whitening = whitened(everything, features, dims)
+    whitening = whitened(everything, features, dims, seed)
     phi = torch.cat([whitening(part).float() for part in everything.split(BATCH)])
     return Look(axes, whitening, phi, walk)
 
 
-def whitened(features: Tensor, most: int, least: int) -> Whitening:
-    """Whitening of features (N, F) to `most` principal components, or as many as they vary in: `least` or more."""
+def whitened(features: Tensor, most: int, least: int, seed: int = 0) -> Whitening:
+    """Whitening of features (N, F) to `most` principal components, or as many as they vary in: `least` or more.
+
+    Of very many features the components come from a randomised decomposition.
+    """
+    if features.shape[1] > MANY_FEATURES:
+        return _whitened_at_random(features, most, least, seed)
     moments = Moments(features.shape[1])
     for part in features.split(BATCH):
         moments.add(part)
@@ -113,12 +119,24 @@ def whitened(features: Tensor, most: int, least: int) -> Whitening:
     return Whitening(mean, std, axes / variance.sqrt(), variance)
 
 
+def _whitened_at_random(features: Tensor, most: int, least: int, seed: int) -> Whitening:
+    mean, std = features.mean(0), features.std(0, correction=0)
+    std = torch.where(std > TINY * (std + mean.abs()), std, 1.0)
+    _, sizes, axes = low_rank((features - mean) / std, most + OVERSAMPLED, seed, "features")
+    variance, axes = leading(sizes[:most].double() ** 2 / len(features), axes[:, :most].double(), least)
+    return Whitening(mean.double(), std.double(), axes / variance.sqrt(), variance)
+
+
+def low_rank(matrix: Tensor, count: int, seed: int, purpose: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The first singular vectors and values of a matrix (N, F), by a randomised decomposition."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(stream_seed(seed, purpose))
+        return torch.svd_lowrank(matrix, q=min(count, *matrix.shape), niter=3)
+
+
 def set_pixel_axes(axes: PixelAxes, images: Tensor, seed: int) -> None:
     """Fill in mean and first principal axes of images on the grid (N, 3hh), by a randomised decomposition."""
     mean = images.mean(0)
-    wanted = min(axes.count + OVERSAMPLED, *images.shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(stream_seed(seed, "pixel-axes"))
-        found = torch.svd_lowrank(images - mean, q=wanted, niter=3)[2]
+    found = low_rank(images - mean, axes.count + OVERSAMPLED, seed, "pixel-axes")[2]
     axes.mean.copy_(mean)
     axes.axes.copy_(found[:, : axes.count])

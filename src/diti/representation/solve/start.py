@@ -30,6 +30,7 @@ def solve_settings(config: TrainConfig) -> SolveConfig:
         code_dim=config.code.code_dim,
         subsets=config.subsets,
         encoder_time=config.code.encoder_time,
+        encoder_path=config.code.encoder_path,
         encoder_pixels=config.code.encoder_pixels,
         flip=config.training.flip,
         seed=config.training.seed,
