@@ -20,9 +20,8 @@ import diti as package
 from diti.cli import main
 from diti.config import PRESETS
 from diti.core.errors import InputError, told
-from diti.diffusion.backbone import unet_config
 from diti.verbs import VERBS
-from diti.verbs.making import Presets, _shape_for
+from diti.verbs.making import Presets
 from diti.verbs.parsing import parse
 
 
@@ -265,15 +264,6 @@ runpy.run_module("diti", run_name="__main__")
 
 
 # What to type next
-
-
-@pytest.mark.parametrize("size", [8, 16, 20, 32, 33, 48, 64, 100, 128, 256, 1000, 1024])
-def test_the_shape_that_prepare_names_is_one_that_pretrain_takes(size):
-    shape = [str(word) for word in _shape_for(size)]
-    assert bool(shape) == (size % 8 == 0)
-    if shape:
-        found = parse("pretrain", ["--data", "x", "--out", "y", "--preset", *shape]).settings.backbone
-        assert found.size == size and unet_config(found)
 
 
 FOLDER = 'it\'s my "faces" $HOME/a b'

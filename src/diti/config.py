@@ -150,7 +150,7 @@ class TrainingConfig(Settings):
 class PretrainConfig(Settings):
     """Everything that decides what `diti pretrain` computes."""
 
-    preset: str = DEFAULT_PRESET
+    preset: str = DEFAULT_PRESET  # auto: by size and number of the images, and the machine
     data: str = ""
     init: str | None = None  # fine-tune this backbone instead of starting from random weights
     backbone: BackboneConfig = field(default_factory=BackboneConfig)

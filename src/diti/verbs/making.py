@@ -66,18 +66,7 @@ class Prepare:
             source, self.out, self.size, crop=self.crop, overwrite=self.overwrite, workers=self.workers
         )
         print_summary(dataset, source.notes)
-        if shape := _shape_for(dataset.size):
-            next_command("pretrain", "--data", self.out, "--preset", *shape, "--out", "runs/backbone")
-
-
-def _shape_for(size: int) -> list[object]:
-    """A preset, with the options that suit it to images of this side; empty where none can be."""
-    known = {32: "celeba32", 64: "celeba64", 128: "ffhq128"}
-    if size in known:
-        return [known[size]]
-    usual = PRESETS["celeba32"].config.backbone
-    step = usual.unshuffle << (len(usual.channels) - 1)  # the U-Net folds and halves the image so often
-    return [] if size % step else ["celeba32", "--size", size, "--attention", size // (2 * usual.unshuffle)]
+        next_command("pretrain", "--data", self.out, "--preset", "auto", "--minutes", 45, "--out", "runs/backbone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,3 +199,4 @@ class Presets:
     def run(self) -> None:
         for name, known in PRESETS.items():
             print(f"{name:<12} {known.purpose}")
+        print(f"{'auto':<12} of these the one that suits the images of --data and this machine (pretrain)")

@@ -8,16 +8,18 @@ import io
 import re
 import typing
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from diti.config import DEFAULT_PRESET, load_yaml, preset, train_preset
+from diti.config import DEFAULT_PRESET, PretrainConfig, load_yaml, preset, train_preset
 from diti.core.errors import InputError, nearest
 from diti.verbs import VERBS
-from diti.verbs.common import Verb
+from diti.verbs.common import Verb, print_once
 
+AUTO = "auto"  # of presets: chosen by the images
 KINDS = {"INT": "a whole number", "FLOAT": "a number"}  # tyro's names for what it wants
 
 
@@ -38,7 +40,14 @@ def parse(verb: str, words: list[str]) -> Verb:
     if verb not in VERBS:
         raise InputError(f"unknown verb {verb!r}; use {', '.join(VERBS)}.{nearest(verb, VERBS)}")
     _check_words(words)
-    more: dict[str, Any] = {"default": _defaults(verb, words)} if verb in ("pretrain", "train") else {}
+    more: dict[str, Any] = {}
+    if verb in ("pretrain", "train"):
+        settings = _defaults(verb, words)
+        more["default"] = VERBS[verb](out=tyro.MISSING, settings=settings)
+        words = [
+            settings.preset if word == AUTO and before == "--preset" else word
+            for before, word in pairwise(["", *words])
+        ]
     if hasattr(VERBS[verb], "description"):
         more["description"] = VERBS[verb].description()
     complaint = io.StringIO()
@@ -76,18 +85,40 @@ def _check_words(words: list[str]) -> None:
 
 
 def _defaults(verb: str, words: list[str]) -> Any:
-    """Preset first, then the YAML file; the command line comes over both when tyro parses it.
+    """Settings: preset first, then the YAML file; the command line comes over both when tyro parses it.
 
     The preset is the one typed, else the file's.
     """
-    start = preset if verb == "pretrain" else train_preset
-    typed, file = _value_of("--preset", words), _value_of("--config", words)
-    settings: Any = start(typed or DEFAULT_PRESET)
+    typed, file, data = (_value_of(option, words) for option in ("--preset", "--config", "--data"))
+
+    def start(name: str) -> Any:
+        if verb == "train":
+            return train_preset(name)
+        return _suited(data) if name == AUTO else preset(name)
+
+    settings = start(typed or DEFAULT_PRESET)
     if file is not None:
         settings = load_yaml(named := settings, Path(file))
         if typed is None and settings.preset != named.preset:
-            settings = load_yaml(start(settings.preset), Path(file))
-    return VERBS[verb](out=tyro.MISSING, settings=settings)
+            data = data or settings.data
+            settings = load_yaml(chosen := start(settings.preset), Path(file))
+            settings = dataclasses.replace(settings, preset=chosen.preset)
+    return settings
+
+
+def _suited(data: str | None) -> PretrainConfig:
+    """What `--preset auto` stands for; it says why."""
+    if not data or data.startswith("--"):
+        raise InputError(f"--preset {AUTO} looks at the images: name them with --data")
+    import torch
+
+    from diti.data.sources import open_data
+    from diti.diffusion.suited import suited
+
+    dataset = open_data(data)
+    settings, reason = suited(dataset.size, len(dataset.rows("train")), torch.cuda.is_available())
+    print_once(reason)
+    return settings
 
 
 def _value_of(option: str, words: list[str]) -> str | None:

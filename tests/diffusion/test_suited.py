@@ -1,0 +1,48 @@
+"""--preset auto: a shape that can be built for every size that can be prepared."""
+
+import pytest
+
+from diti.cli import main
+from diti.core.errors import InputError
+from diti.diffusion.backbone import build_backbone
+from diti.diffusion.suited import suited, suited_fold
+
+
+@pytest.mark.parametrize("size, fold", [(16, 1), (28, 1), (32, 2), (40, 2), (48, 4), (64, 4), (128, 8), (256, 16)])
+def test_a_cpu_sees_a_grid_of_about_16_px(size, fold):
+    assert suited_fold(size) == fold
+
+
+@pytest.mark.parametrize("size", [8, 12, 16, 28, 32, 48, 64, 100, 256])
+def test_what_is_chosen_can_be_built(size):
+    config, _ = suited(size, 100, gpu=False)
+    assert build_backbone(config.backbone, 0).size == size
+
+
+@pytest.mark.parametrize("size", [50, 9])
+def test_a_size_that_cannot_be_halved_names_one_that_can(size):
+    with pytest.raises(InputError, match="use diti prepare with --size") as refused:
+        suited(size, 100, gpu=False)
+    assert suited_fold(int(str(refused.value).split()[-1]))
+
+
+def test_number_and_machine_count():
+    assert [suited(32, n, gpu=False)[0].preset for n in (300, 46_000)] == ["toyfaces32", "celeba32"]
+    assert [suited(s, 46_000, gpu=True)[0].preset for s in (64, 128, 32)] == ["celeba64", "ffhq128", "celeba32"]
+
+
+def test_the_verb_says_why(capsys):
+    words = ["pretrain", "--preset", "auto", "--out", "x", "--dry-run"]
+    assert main([*words, "--data", "toyfaces:60", "--learning-rate", "5e-4"]) == 0
+    shown = capsys.readouterr().out
+    assert "preset toyfaces32: the narrower network, for" in shown and "folded 2×2" in shown
+    assert "preset: toyfaces32\n" in shown and "learning_rate: 0.0005" in shown
+    assert main(words) == 2
+    assert "--preset auto looks at the images: name them with --data" in capsys.readouterr().err
+
+
+def test_a_settings_file_may_ask_for_it(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("preset: auto\ndata: toyfaces:60\ntraining:\n  seed: 3\n")
+    assert main(["pretrain", "--config", str(tmp_path / "c.yaml"), "--out", "x", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "preset: toyfaces32\n" in shown and "seed: 3" in shown and "unshuffle: 2" in shown
