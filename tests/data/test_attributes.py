@@ -87,3 +87,57 @@ def test_ignore_must_name_a_column(tmp_path):
     with pytest.raises(InputError, match=r"--ignore nott: .* Did you mean 'note'"):
         join_attributes(FILES, path, ignore=["nott"])
     assert join_attributes(FILES, path, ignore=["note"])[1].column_names == ["file", "hat"]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("ending", ["", "SEPARATOR"])
+def test_the_separator_is_found(tmp_path, separator, ending):
+    path = tmp_path / "labels.csv"
+    rows = ["file;hat;a, b", "a/01.png;1;3.5", "b/02.png;0;2", "c d/ä.png;1;7"]
+    path.write_text("\n".join(row + ending for row in rows).replace("SEPARATOR", ";"), encoding="utf-8-sig")
+    if separator != ";":
+        path.write_text(
+            path.read_text(encoding="utf-8").replace("a, b", "b").replace(";", separator), encoding="utf-8"
+        )
+    _, table, notes = join_attributes(FILES, path)
+    assert table["hat"].to_pylist() == [1, 0, 1] and table.num_columns == 3 and notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("file hat\na/01.png 1\nb/02.png 0\nc d/ä.png 1", r"one column, 'file hat'; separate columns by"),
+        ("file,hat,hat\na/01.png,1,0", r"has the column 'hat' twice; give each"),
+        ("file,hat, hat\na/01.png,1,0", r"has the column 'hat' twice; give each"),
+        ("file,,hat\na/01.png,1,0", r"has no name for column 2"),
+        ("file,hat\n", r"has no rows; it needs one for each image"),
+        ("", "cannot be read as a table: Empty"),
+        ("file,größe\na/01.png,1".encode("latin-1"), r"not UTF-8 text \(byte 8\); save it as CSV in UTF-8"),
+        ("file,hat\n\xe4.png,1".encode("latin-1"), r"not UTF-8 text \(byte 10\); save it as CSV in UTF-8"),
+        ("file,hat\na/01.png,1".encode("utf-16"), r"not UTF-8 text"),
+        (
+            "file,hat\na/01.png,1\nb/02.png,1\nb/02.png,0\nc d/ä.png,1\nb/02.png,1",
+            r"has 3 rows for b/02\.png that differ \(rows 2, 3, 5\); keep one",
+        ),
+    ],
+)
+def test_tables_that_would_lose_labels_are_refused(tmp_path, text, words):
+    path = tmp_path / "labels.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=words):
+        join_attributes(FILES, path, only_labelled=True)
+
+
+def test_rows_left_out_are_counted_by_their_reason(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text(
+        "file,hat\na/01.png,1\nb/02.png,0\na/01.png,1\nc d/ä.png,1\na/01.png,1\nx.png,0\n", encoding="utf-8"
+    )
+    _, table, notes = join_attributes(FILES, path)
+    assert table["hat"].to_pylist() == [1, 0, 1]
+    assert notes == (
+        "2 rows of labels.csv repeat another one and were left out",
+        "1 rows of labels.csv name no image and were left out",
+    )
+    path.write_text("file\na/01.png\nb/02.png\nc d/ä.png\n", encoding="utf-8")
+    assert join_attributes(FILES, path)[2] == ("labels.csv has no attributes",)

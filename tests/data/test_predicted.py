@@ -75,7 +75,7 @@ def scores_of(folder: Path) -> np.ndarray:
 def state(folder: Path) -> dict[str, bytes]:
     """The bytes of all files, but for the times at which they were written."""
     found = {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
-    return {name: re.sub(rb'"mtime_ns": \d+', b"", content) for name, content in found.items()}
+    return {name: re.sub(rb'"[mc]time_ns": \d+', b"", content) for name, content in found.items()}
 
 
 MODELS = {  # any size, fixed size, fixed batch that does not divide 12, channels last, bytes

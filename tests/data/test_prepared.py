@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
@@ -58,6 +59,58 @@ def test_damaged_folders_are_named(dataset, name):
         open_dataset(dataset.path)
     (dataset.path / name).unlink()
     with pytest.raises(InputError, match=name):
+        open_dataset(dataset.path)
+
+
+def test_the_name_of_a_folder_adds_no_column(dataset, tmp_path):
+    dataset.path.rename(tmp_path / "size=16")
+    assert open_dataset(tmp_path / "size=16").table.column_names == dataset.table.column_names
+
+
+def replace_table(dataset, change):
+    pyarrow.parquet.write_table(change(dataset.table), dataset.path / "table.parquet")
+
+
+def with_info(change):
+    def damage(dataset):
+        path = dataset.path / "dataset.json"
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+    return damage
+
+
+def with_words(table):
+    return table.set_column(1, "split", pa.array(["somewhere"] * table.num_rows))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (with_info(lambda _: []), "does not describe a dataset"),
+        (with_info(lambda _: None), "does not describe a dataset"),
+        (with_info(lambda _: {}), "has no name"),
+        (with_info(lambda info: info | {"splits": 3}), "has no splits"),
+        (with_info(lambda info: info | {"files": []}), "no records of files"),
+        (with_info(lambda info: info | {"files": {"images.npy": {}}}), "no records of files"),
+        (with_info(lambda info: info | {"predicted": ["hat"]}), "does not name columns"),
+        (lambda d: (d.path / "images.npy").write_bytes(b""), r"images\.npy is no array"),
+        (lambda d: (d.path / "images.npy").write_bytes((d.path / "images.npy").read_bytes()[:-1]), "no array"),
+        (lambda d: (d.path / "images.npy").write_bytes(b"PK\x03\x04 an archive"), "no array"),
+        (lambda d: np.save(d.path / "images.npy", np.zeros((60, 16, 8, 3), np.uint8)), "instead of uint8"),
+        (lambda d: np.save(d.path / "images.npy", np.zeros((60, 16, 16, 3))), "instead of uint8"),
+        (lambda d: np.save(d.path / "images.npy", np.zeros((0, 16, 16, 3), np.uint8)), "is empty"),
+        (lambda d: np.save(d.path / "images.npy", np.zeros((7, 16, 16, 3), np.uint8)), "7 images, .* 60 rows"),
+        (lambda d: (d.path / "table.parquet").write_bytes(b""), "0 bytes"),
+        (lambda d: replace_table(d, lambda t: t.drop_columns(["file"])), "no column 'file'"),
+        (lambda d: replace_table(d, lambda t: t.drop_columns(["split"])), "no column 'split'"),
+        (lambda d: replace_table(d, lambda t: t.append_column("hat", t["hat"])), "column 'hat' twice"),
+        (lambda d: replace_table(d, lambda t: t.append_column("note", t["file"])), "attribute 'note' of string"),
+        (lambda d: replace_table(d, with_words), "split 'somewhere', which is none of train, valid, test"),
+    ],
+)
+def test_whatever_is_damaged_is_told_in_one_line(dataset, damage, words):
+    damage(dataset)
+    with pytest.raises(InputError, match=rf"is damaged: .*{words}.*; run diti prepare again with --overwrite$"):
         open_dataset(dataset.path)
 
 
@@ -122,12 +175,25 @@ def test_a_copied_folder_is_read_once(dataset, tmp_path, files_read):
         open_dataset(tmp_path / "copy")
 
 
+@pytest.mark.parametrize("copy", [shutil.copyfile, shutil.copy2])
+def test_a_changed_copy_is_refused_though_size_and_times_are_those_of_the_original(dataset, tmp_path, copy):
+    """Else codes of the original would be served for it."""
+    shutil.copytree(dataset.path, tmp_path / "copy", copy_function=copy)
+    before = (dataset.path / "images.npy").stat()
+    change_a_pixel(open_dataset(tmp_path / "copy"))
+    os.utime(tmp_path / "copy" / "images.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(InputError, match="was changed or damaged"):
+        open_dataset(tmp_path / "copy")
+    assert open_dataset(dataset.path).hash == dataset.hash
+
+
 def test_a_copy_opens_where_the_cache_cannot_be_used(dataset, tmp_path, monkeypatch):
     shutil.copytree(dataset.path, tmp_path / "copy", copy_function=shutil.copyfile)
     open_dataset(tmp_path / "copy")
     (note,) = (Path(os.environ["DITI_CACHE"]) / "contents").iterdir()
-    note.write_text("torn")
-    assert open_dataset(tmp_path / "copy").hash == dataset.hash
+    for text in ("torn", "[]", "3", '{"images.npy": []}', '{"images.npy": {}}'):
+        note.write_text(text)
+        assert open_dataset(tmp_path / "copy").hash == dataset.hash
     (tmp_path / "file").touch()
     monkeypatch.setenv("DITI_CACHE", str(tmp_path / "file"))
     assert open_dataset(tmp_path / "copy").hash == dataset.hash

@@ -1,14 +1,19 @@
 """Features are computed once per encoder and data, and are what the encoder says."""
 
+import errno
+
 import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 import torch
 from numpy.testing import assert_allclose
 
+from diti.core.errors import InputError
 from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder, open_data
 from diti.measure.baselines import baselines, pixels_flat, principal_components
-from diti.representation.features import encode_dataset, encoder_hash, trunk_features
+from diti.representation.features import encode_dataset, encoder_hash, trunk_features, write_features
 
 
 @pytest.fixture
@@ -78,3 +83,70 @@ def test_principal_components_against_a_singular_value_decomposition(faces):
 def test_large_images_are_averaged_down_before_principal_components():
     faces = open_data("toyfaces:3", 64)
     assert pixels_flat(faces, faces.rows()).shape == (3, 3 * 32 * 32)
+
+
+# ---- What goes wrong with the cache and the table --------------------------------------------------------------
+
+
+@pytest.fixture
+def few() -> Dataset:
+    return open_data("toyfaces:5", 16)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: b"PK\x03\x04" + b, lambda b: b"[]"])
+def test_a_damaged_file_in_the_cache_is_made_anew(model, few, damage, caplog):
+    first = encode_dataset(model, few)
+    (path,) = kept_files()
+    path.write_bytes(damage(path.read_bytes()))
+    assert_allclose(encode_dataset(model, few), first, atol=1e-6)
+    assert_allclose(np.load(path), first, atol=1e-6)
+    assert caplog.messages == []
+    np.save(path, first[:4])
+    assert len(encode_dataset(model, few)) == 5
+
+
+def test_codes_are_served_where_they_cannot_be_kept(model, few, monkeypatch, caplog):
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("diti.representation.features.atomic_path", full)
+    assert encode_dataset(model, few).shape == (5, model.dims)
+    (line,) = caplog.messages
+    assert "not kept for the next time" in line and "No space left" in line
+
+
+def test_images_of_another_size_are_told_of_once(model, caplog):
+    larger = open_data("toyfaces:600", 32)
+    codes = encode_dataset(model, larger)
+    assert caplog.messages == ["images of 32 px are resized to the model's 16 px"]
+    assert_allclose(codes[597:], model.encode(np.asarray(larger.images[597:])).numpy(), atol=1e-5)
+
+
+def test_the_ending_decides_on_the_table(model, tmp_path):
+    for name in ("z.parquet", "z.CSV"):
+        assert write_features(model, "toyfaces:5", tmp_path / name).startswith(
+            f"wrote {tmp_path / name}: 5 images"
+        )
+    table = pyarrow.parquet.read_table(tmp_path / "z.parquet")
+    text = pyarrow.csv.read_csv(tmp_path / "z.CSV")
+    assert text.column_names == table.column_names and text["file"].to_pylist() == table["file"].to_pylist()
+    last = table.column_names[-1]
+    assert_allclose(text[last].to_numpy(), table[last].to_numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("z.txt", r"--out .*z\.txt must end in \.parquet or \.csv"),
+        ("z", r"--out .*z must end in"),
+        ("folder", "is a folder; name a file"),
+        ("file/z.csv", "file is no folder that can be written"),
+        ("folder/z.csv", "lies inside .*folder, which is read"),
+    ],
+)
+def test_a_table_that_cannot_be_written_is_refused_before_any_work(model, tmp_path, out, words, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("diti.representation.features.open_data", lambda *_: pytest.fail("work has begun"))
+    with pytest.raises(InputError, match=words):
+        write_features(model, str(tmp_path / "folder"), tmp_path / out)

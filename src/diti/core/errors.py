@@ -25,7 +25,13 @@ _NO_MEMORY = re.compile(
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong. The message says what was given, what is allowed, what to do."""
+    """Something the user gave is wrong. The message says what was given, what is allowed, what to do.
+
+    It is one line, whatever names and reasons of others it quotes.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
+import shutil
+import tempfile
+from functools import lru_cache
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 
 def available_cores() -> int:
@@ -14,5 +21,28 @@ def available_cores() -> int:
 
 
 def cache_folder() -> Path:
-    """Where is kept what can be made again, such as prepared data: $DITI_CACHE, else ~/.cache/diti."""
-    return Path(os.environ.get("DITI_CACHE") or Path.home() / ".cache" / "diti")
+    """Where is kept what can be made again, such as prepared data: $DITI_CACHE, else ~/.cache/diti.
+
+    Where that folder cannot be written: a temporary one that ends with this process, and a note.
+    """
+    return _writable(os.environ.get("DITI_CACHE") or "~/.cache/diti")
+
+
+@lru_cache  # asked for often; one note is enough
+def _writable(name: str) -> Path:
+    try:
+        folder = Path(name).expanduser()  # RuntimeError: nobody's home is known, as in some containers
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError) as error:
+        temporary = Path(tempfile.mkdtemp(prefix="diti-cache-"))
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        log.warning(
+            "the cache %s cannot be written (%s): this run goes without, with %s for the time it takes; "
+            "set DITI_CACHE to a folder that can be written",
+            name,
+            getattr(error, "strerror", None) or error,
+            temporary,
+        )
+        return temporary

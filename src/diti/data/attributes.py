@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
@@ -19,6 +20,7 @@ RESERVED = ("file", "split", "identity")  # columns of a dataset table that are 
 SPLITS = ("train", "valid", "test")
 FILE_COLUMNS = ("file", "file_name", "filename", "image_id", "image", "path", "name", "id")
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+SEPARATORS = (",", ";", "\t", "|")
 _SPLIT_WORDS = {
     **dict.fromkeys(("train", "training", "trn", "0"), "train"),
     **dict.fromkeys(("valid", "validation", "val", "dev", "1"), "valid"),
@@ -89,7 +91,8 @@ def dataset_table(
     attributes: dict[str, Column] | None = None,
 ) -> pa.Table:
     """The table of a source: file, split and identity where known, then the checked attributes."""
-    columns: dict[str, pa.Array] = {"file": pa.array([str(f) for f in files], pa.string())}
+    names = [str(f).encode(errors="backslashreplace").decode() for f in files]  # a name on disk may be any bytes
+    columns: dict[str, pa.Array] = {"file": pa.array(names, pa.string())}
     if split is not None:
         columns["split"] = pa.array(_split_words(split), pa.string())
     if identity is not None:
@@ -121,18 +124,47 @@ def _split_words(values: Column) -> list[str]:
 
 
 def read_table(path: Path) -> pa.Table:
-    """A CSV, TSV or parquet file as a table."""
+    """A CSV (of commas, semicolons or tabs), TSV or parquet file as a table, each column under its own name."""
     try:
-        if path.suffix.lower() == ".parquet":
-            return pyarrow.parquet.read_table(path)
-        parse = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-        with pyarrow.csv.open_csv(path, parse_options=parse) as head:
-            names = [name for name in head.schema.names if name.lower() in FILE_COLUMNS]
-        # A file called 000001 must not become the number 1.
-        convert = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
-        return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
-    except (pa.ArrowInvalid, OSError) as error:
+        table = read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as a table: {str(error).splitlines()[0]}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text (byte {error.start + 1:,}); save it as CSV in UTF-8, or as parquet"
+        ) from None
+    names = [name.strip() for name in table.column_names]
+    if names[-1:] == [""] and table.columns[-1].null_count == table.num_rows:  # each line ends with a separator
+        table, names = table.select(range(len(names) - 1)), names[:-1]
+    check_names(names, path)
+    return table.rename_columns(names)
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """One file as it is; pyarrow's `read_table` adds a column where a folder is called like size=64."""
+    with pyarrow.parquet.ParquetFile(path) as parquet:
+        return parquet.read()
+
+
+def check_names(columns: Sequence[str], path: Path) -> None:
+    """InputError for columns that share a name, or have none."""
+    for place, name in enumerate(columns):
+        if not name or name in columns[:place]:
+            fault = f"the column {name!r} twice" if name else f"no name for column {place + 1}"
+            raise InputError(f"{path} has {fault}; give each column a name of its own")
+
+
+def _read_csv(path: Path) -> pa.Table:
+    lines = path.read_bytes().decode("utf-8-sig").split("\n")
+    header = next((line for line in lines if line.strip()), "")
+    # The separator that cuts the header into the most pieces; some programs write semicolons, and call it CSV.
+    pieces = {mark: len(next(csv.reader([header], delimiter=mark), [])) for mark in SEPARATORS}
+    parse = pyarrow.csv.ParseOptions(delimiter=max(pieces, key=lambda mark: pieces[mark]))
+    with pyarrow.csv.open_csv(path, parse_options=parse) as head:
+        names = [name for name in head.schema.names if name.lower() in FILE_COLUMNS]
+    # A file called 000001 must not become the number 1.
+    convert = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+    return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
 
 
 def file_column(table: pa.Table, path: Path) -> str:
@@ -159,8 +191,11 @@ def join_attributes(
     table = read_table(path)
     key = file_column(table, path)
     check_ignored(ignore, table.column_names, path)
+    if table.num_columns == 1 and key.lower() not in FILE_COLUMNS:
+        raise InputError(f"{path} has one column, {key!r}; separate columns by commas, semicolons or tabs")
     rows_of = _match_rows(files, [str(v) for v in table[key].to_pylist()], path)
-    found = np.array([row >= 0 for row in rows_of])
+    _refuse_conflicts(files, rows_of, table.drop_columns([key, *ignore]), path)
+    found = np.array([len(rows) > 0 for rows in rows_of])
     if not found.all() and not only_labelled:
         lacking = [files[i] for i in np.flatnonzero(~found)[:2].tolist()]
         raise InputError(
@@ -168,10 +203,29 @@ def join_attributes(
             f"{', '.join(lacking)}. Add rows, or leave such images out with --only-labelled"
         )
     kept = np.flatnonzero(found).tolist()
-    rows = table.take(pa.array([rows_of[i] for i in kept]))
-    extra = table.num_rows - len({rows_of[i] for i in kept})
-    notes = (f"{extra:,} rows of {path.name} name no image and were left out",) if extra else ()
-    return kept, table_from_columns([files[i] for i in kept], rows, skip={key, *ignore}), notes
+    rows = table.take(pa.array([rows_of[i][0] for i in kept]))
+    used = sum(len(rows_of[i]) for i in kept)
+    notes = []
+    if used > len(kept):
+        notes.append(f"{used - len(kept):,} rows of {path.name} repeat another one and were left out")
+    if used < table.num_rows:
+        notes.append(f"{table.num_rows - used:,} rows of {path.name} name no image and were left out")
+    if set(table.column_names) <= {key, *RESERVED, *ignore}:
+        notes.append(f"{path.name} has no attributes")
+    return kept, table_from_columns([files[i] for i in kept], rows, skip={key, *ignore}), tuple(notes)
+
+
+def _refuse_conflicts(files: Sequence[str], rows_of: Sequence[list[int]], labels: pa.Table, path: Path) -> None:
+    """Several rows for one image may only say the same."""
+    if all(len(rows) < 2 for rows in rows_of):
+        return
+    said = labels.to_pylist()
+    for file, rows in zip(files, rows_of, strict=True):
+        if any(said[row] != said[rows[0]] for row in rows):
+            numbers = ", ".join(str(row + 1) for row in rows[:4])
+            raise InputError(
+                f"{path} has {len(rows)} rows for {file} that differ (rows {numbers}); keep one of them"
+            )
 
 
 def check_ignored(ignore: Collection[str], columns: Sequence[str], path: Path) -> None:
@@ -192,36 +246,40 @@ def table_from_columns(files: Sequence[str], rows: pa.Table, skip: Collection[st
     )
 
 
-def _match_rows(files: Sequence[str], named: Sequence[str], path: Path) -> list[int]:
-    """For each file the row that names it, or -1. The first way of naming that matches any file is taken."""
+def _match_rows(files: Sequence[str], named: Sequence[str], path: Path) -> list[list[int]]:
+    """For each file the rows that name it. The first way of naming that matches any file is taken."""
+    if not named:
+        raise InputError(f"{path} has no rows; it needs one for each image")
     ways = (
         lambda f: str(PurePosixPath(f)),
         lambda f: PurePosixPath(f).name,
         lambda f: PurePosixPath(f).stem,
     )
     for way in ways:
-        row_of = {way(name): row for row, name in enumerate(named)}
-        rows = [row_of.get(way(file), -1) for file in files]
-        if any(row >= 0 for row in rows):
-            _refuse_ambiguous(way, files, rows, path)
-            return rows
+        rows_of: dict[str, list[int]] = {}
+        for row, name in enumerate(named):
+            rows_of.setdefault(way(name), []).append(row)
+        found = [rows_of.get(way(file), []) for file in files]
+        if any(found):
+            _refuse_ambiguous(way, files, found, path)
+            return found
     raise InputError(
         f"{path} matches none of the {len(files):,} images: it names {', '.join(map(repr, named[:2]))}, "
         f"the folder holds {', '.join(map(repr, files[:2]))}"
     )
 
 
-def _refuse_ambiguous(way, files: Sequence[str], rows: Sequence[int], path: Path) -> None:  # type: ignore[no-untyped-def]
+def _refuse_ambiguous(way, files: Sequence[str], rows_of: Sequence[list[int]], path: Path) -> None:  # type: ignore[no-untyped-def]
     """Two images that share one row under this way of naming would silently get the same labels."""
     seen: dict[int, str] = {}
-    for file, row in zip(files, rows, strict=True):
-        if row >= 0 and row in seen:
+    for file, rows in zip(files, rows_of, strict=True):
+        if rows and rows[0] in seen:
             raise InputError(
-                f"{path}: one row stands for both {seen[row]} and {file} ({way(file)!r}); "
+                f"{path}: one row stands for both {seen[rows[0]]} and {file} ({way(file)!r}); "
                 "name the images by their path inside the folder"
             )
-        if row >= 0:
-            seen[row] = file
+        if rows:
+            seen[rows[0]] = file
 
 
 def attribute_names(table: pa.Table) -> list[str]:

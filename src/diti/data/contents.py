@@ -1,7 +1,8 @@
 """What the two files of a dataset folder hold, and how an unchanged file is told without reading it.
 
-A record of a file is its size, its modification time and its sha256. `dataset.json` has those of both files as
-they were written. In a copied folder the times differ: the files are read once, and the cache remembers them.
+A record of a file is its size, the times at which contents and status were last changed, and its sha256.
+`dataset.json` has those of both files as they were written. The time of the status is the system's own: no copy
+keeps it, no edit can hide from it. The files of a copied folder are read once, and the cache remembers them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from diti.core.errors import InputError
 from diti.core.machine import cache_folder
@@ -17,7 +18,7 @@ from diti.core.runs import read_json, sha256_file, write_json
 
 IMAGES, TABLE = "images.npy", "table.parquet"
 
-Records = dict[str, dict[str, Any]]  # file name → {"size": bytes, "mtime_ns": ..., "sha256": ...}
+Records = dict[str, dict[str, Any]]  # file name → {"size": bytes, "mtime_ns": ..., "ctime_ns": ..., "sha256": ...}
 
 
 def read_contents(folder: Path) -> Records:
@@ -48,15 +49,23 @@ def current_contents(folder: Path, written: Records) -> Records:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    status = path.stat()  # before reading: a change in between shows as another time
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": sha256_file(path)}
+    stamps = _stamps(path)  # before reading: a change in between shows as another time
+    return {**stamps, "sha256": sha256_file(path)}
+
+
+def _stamps(path: Path) -> dict[str, int]:
+    status = path.stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "ctime_ns": status.st_ctime_ns}
 
 
 def _is_as(path: Path, record: dict[str, Any] | None) -> bool:
-    status = path.stat()
-    return record is not None and (record.get("size"), record.get("mtime_ns")) == (
-        status.st_size,
-        status.st_mtime_ns,
+    return record is not None and _stamps(path).items() <= record.items()
+
+
+def are_records(given: object) -> TypeGuard[Records]:
+    """Whether something from a JSON file is records of files."""
+    return isinstance(given, dict) and all(
+        isinstance(record, dict) and isinstance(record.get("sha256"), str) for record in given.values()
     )
 
 
@@ -67,6 +76,7 @@ def _known(path: Path, *sources: Records) -> dict[str, Any] | None:
 
 def _remembered(memory: Path) -> Records:
     try:
-        return read_json(memory) if memory.is_file() else {}
-    except InputError:  # a damaged note is written anew
-        return {}
+        found = read_json(memory) if memory.is_file() else {}
+    except InputError:
+        found = {}
+    return found if are_records(found) else {}  # a damaged note is written anew

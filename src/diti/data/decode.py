@@ -81,20 +81,13 @@ def _opened(picture: Picture) -> Iterator[Image.Image]:
         if isinstance(picture, np.ndarray):
             yield Image.fromarray(picture)
             return
+        if isinstance(picture, Path) and not picture.is_file() and picture.exists():
+            raise OSError("not a regular file")  # a pipe would be waited for
         with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as image:
             yield image
     except UnidentifiedImageError:
         raise Unreadable("not an image that Pillow knows") from None
-    # Pillow's decoders raise a wide range of errors on broken files; one bad file must never stop a run.
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        EOFError,
-        IndexError,
-        TypeError,
-        Image.DecompressionBombError,
-    ) as error:
+    except Exception as error:  # Pillow's decoders raise many kinds on broken files; one must never stop a run
         raise Unreadable(_reason(error)) from error
 
 

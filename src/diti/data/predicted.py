@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 from PIL import Image
+from rich.markup import escape
 
 from diti.core.errors import InputError, nearest
 from diti.core.progress import progress_bar
@@ -253,7 +254,7 @@ def _run(
     """The model's outputs for all images, in order: float32 (N, K)."""
     step = classifier.batch or batch
     found = []
-    with progress_bar(f"labelling {dataset.name}", len(dataset)) as advance:
+    with progress_bar(f"labelling {escape(dataset.name)}", len(dataset)) as advance:
         for start in range(0, len(dataset), step):
             outputs = classifier(dataset.images[start : start + step], normalisation)
             if outputs.shape[1] != len(names):

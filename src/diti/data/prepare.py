@@ -1,30 +1,31 @@
 """`diti prepare`: decode a source once, with all cores, into a dataset folder; a killed run continues exactly.
 
-While it runs, the folder holds `images.part` (a row per image of the source), `done.part` (a byte per row)
-and `plan.json` (what is being prepared). `dataset.json` is written last: with it, the folder is complete.
+While it runs, the folder holds `images.part` and `done.part` (see parts.py) and `plan.json` (what is being
+prepared). `dataset.json` is written last: with it, the folder is complete.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import hashlib
 import io
-import math
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
-import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+from rich.markup import escape
 
 from diti.core.errors import InputError
 from diti.core.machine import available_cores
@@ -33,17 +34,21 @@ from diti.core.runs import atomic_path, read_json, write_json, write_text
 from diti.data.attributes import SPLITS, attribute_names, is_binary
 from diti.data.contents import IMAGES, TABLE, Records, hash_of, read_contents
 from diti.data.decode import CROPS, Unreadable, check_crop, decode, picture_size
+from diti.data.parts import DONE, PIXELS, allocate, copy_readable, mark, open_parts, unfinished
 from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
 from diti.data.source import ReadFiles, Source
 from diti.data.split import with_split
 
-PLAN, PIXELS, DONE, SKIPPED, LOCK = "plan.json", "images.part", "done.part", "skipped.csv", ".lock"
+PLAN, SKIPPED, LOCK = "plan.json", "skipped.csv", ".lock"
 OUR_FILES = (INFO, PLAN, PIXELS, DONE, SKIPPED, LOCK, IMAGES, TABLE)
 MIN_SIZE, MAX_SIZE = 8, 1024
 CHUNK = 128  # images a worker decodes before it reports
 WORTH_WORKERS = 256  # fewer images than this are decoded before a worker would have started
+MOST_WORKERS = 256
 
 Skipped = dict[int, str]  # row of the source → why it cannot be read
+
+log = logging.getLogger(__name__)
 
 
 def prepare(
@@ -62,22 +67,46 @@ def prepare(
     crop = crop or source.crop
     check_crop(crop)
     size = find_size(source, crop) if size is None else size
-    if not MIN_SIZE <= size <= MAX_SIZE:
-        raise InputError(f"--size {size} is out of range; use {MIN_SIZE} to {MAX_SIZE} px")
-    _require_images(source)
+    if not 0 <= workers <= MOST_WORKERS:
+        raise InputError(f"--workers {workers} is out of range; use 1 to {MOST_WORKERS}, or 0 for one per core")
     plan = _plan(source, size, crop)
-    with _writing_errors(out):
-        _check_target(out, plan, overwrite=overwrite)
+    with _writing_errors(out, "choose another --out"):
+        _check_target(source, out, plan, overwrite=overwrite)
         if is_dataset(out) and not overwrite:
             return open_dataset(out)
         out.mkdir(parents=True, exist_ok=True)
         with locked(out):
             if overwrite:
                 _clear(out)
-            _allocate(out, plan)
-            skipped = _decode_all(source, out, plan, workers)
-            _finish(source, out, plan, skipped)
+            if not is_dataset(out):  # else another command has completed it meanwhile
+                _write(source, out, plan, workers)
     return open_dataset(out)
+
+
+def prepare_cached(source: Source, folder: Path, size: int) -> Dataset:
+    """`prepare` into a folder of the cache, which is ours alone: a damaged one is made anew.
+
+    Of several commands that want it one makes it, and the others wait.
+    """
+    plan = _plan(source, size, source.crop)
+    with suppress(InputError):  # not there, or damaged
+        return open_dataset(folder)
+    with _writing_errors(folder, "set DITI_CACHE to another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, waits=True):
+            with suppress(InputError):
+                return open_dataset(folder)
+            _write(source, folder, plan, workers=0)
+    return open_dataset(folder)
+
+
+def _write(source: Source, out: Path, plan: dict[str, Any], workers: int) -> None:
+    """All of a dataset folder, from where an earlier run under the same plan stopped."""
+    if _read_plan(out) != plan or (out / INFO).exists():
+        _clear(out)
+    allocate(out, plan)
+    write_json(out / PLAN, plan)
+    _finish(source, out, plan, _decode_all(source, out, plan, workers))
 
 
 def find_size(source: Source, crop: str) -> int:
@@ -116,9 +145,12 @@ def _none_readable(source: Source, row: int, reason: str) -> InputError:
 
 def _plan(source: Source, size: int, crop: str) -> dict[str, Any]:
     """What is prepared; a half-written folder is continued only under the same plan."""
+    _require_images(source)
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise InputError(f"--size {size} is out of range; use {MIN_SIZE} to {MAX_SIZE} px")
     return {
         "name": source.name,
-        "source": source.location,
+        "source": source.location.encode(errors="backslashreplace").decode(),  # a name on disk may be any bytes
         "count": source.table.num_rows,
         "size": size,
         "crop": crop,
@@ -153,27 +185,32 @@ def _files_behind(source: Source) -> Iterator[Path]:
 
 
 @contextmanager
-def _writing_errors(out: Path) -> Iterator[None]:
+def _writing_errors(out: Path, remedy: str) -> Iterator[None]:
     """Full disk, read-only target and the like as one line; what was written stays and can be continued."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(f"cannot write to {out}: {reason}; free space or choose another --out") from error
+        remedy = f"free space, or {remedy}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else remedy
+        raise InputError(f"cannot write to {out}: {reason}; {remedy}") from error
 
 
-def _check_target(out: Path, plan: dict[str, Any], *, overwrite: bool) -> None:
+def _check_target(source: Source, out: Path, plan: dict[str, Any], *, overwrite: bool) -> None:
     """Refuse to mix two datasets in one folder, or to write among files that are not ours."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; name a folder")
     if not out.is_dir():
+        refuse_inside(source.location, out)
         return
     foreign = sorted(p.name for p in out.iterdir() if p.name not in OUR_FILES and not p.name.endswith(".part"))
     if foreign:
         raise InputError(f"--out {out} holds other files ({', '.join(foreign[:2])}); choose a new or empty folder")
-    if overwrite or not (out / PLAN).is_file():
+    refuse_inside(source.location, out)
+    if overwrite or not (out / PLAN).exists():
         return
-    before = read_json(out / PLAN)
+    before = _read_plan(out)
+    if before is None:
+        raise InputError(f"{out / PLAN} is damaged; choose another folder, or start again with --overwrite")
     for key, value in plan.items():
         if before.get(key) != value:
             state = "holds" if is_dataset(out) else "holds the beginning of"
@@ -183,18 +220,51 @@ def _check_target(out: Path, plan: dict[str, Any], *, overwrite: bool) -> None:
             )
 
 
+def refuse_inside(location: str, out: Path) -> None:
+    """What is written over or among what is read would be lost, or read the next time."""
+    place = Path(location).expanduser()
+    if place.exists() and out.resolve().is_relative_to(place.resolve()):
+        raise InputError(f"--out {out} lies inside {location}, which is read; choose another place")
+
+
+def _read_plan(out: Path) -> dict[str, Any] | None:
+    """What a folder was begun with; None where that is not there, or damaged."""
+    try:
+        found = read_json(out / PLAN)
+    except InputError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """One writer at a time. The lock is the process's own: it ends with it and workers do not inherit it."""
-    with (out / LOCK).open("w") as handle:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"another diti command is writing to {out}; wait for it to end") from None
+def locked(out: Path, *, waits: bool = False) -> Iterator[None]:
+    """One writer at a time. The lock is the process's own: it ends with it and workers do not inherit it.
+
+    waits: for another writer to end, instead of being refused.
+    """
+    with _lock(out, waits):
         try:
             yield
         finally:
-            (out / LOCK).unlink()
+            (out / LOCK).unlink(missing_ok=True)
+
+
+def _lock(out: Path, waits: bool) -> IO[str]:
+    """The open file whose lock this process holds."""
+    while True:
+        handle = (out / LOCK).open("w")
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            if not waits:
+                handle.close()
+                raise InputError(f"another diti command is writing to {out}; wait for it to end") from None
+            log.warning("another diti command is writing to %s; this one waits for it", out)
+            fcntl.lockf(handle, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle.fileno()), (out / LOCK).stat()):
+                return handle
+        handle.close()  # its holder removed it at the end: what is locked is not what others will find
 
 
 def _clear(out: Path) -> None:
@@ -204,49 +274,16 @@ def _clear(out: Path) -> None:
             (out / name).unlink(missing_ok=True)
 
 
-def _allocate(out: Path, plan: dict[str, Any]) -> None:
-    """Reserve the disk space before the first image: a full disk under a memory map would kill the process."""
-    if (out / PLAN).is_file() and (out / PIXELS).is_file() and (out / DONE).is_file():
-        return
-    shape = (plan["count"], plan["size"], plan["size"], 3)
-    need = math.prod(shape)
-    free = shutil.disk_usage(out).free
-    if need > free:
-        raise InputError(
-            f"{plan['count']:,} images of {plan['size']} px need {need / 1e9:,.1f} GB and {out} has "
-            f"{free / 1e9:,.1f} GB free; free space, choose another --out, or a smaller --size"
-        )
-    _reserve(out / PIXELS, shape)
-    _reserve(out / DONE, shape[:1])
-    write_json(out / PLAN, plan)
-
-
-def _reserve(path: Path, shape: tuple[int, ...]) -> None:
-    """An array file of zeros whose blocks are really there, where the system can promise that (macOS cannot)."""
-    try:
-        np.lib.format.open_memmap(path, "w+", np.uint8, shape).flush()
-        if hasattr(os, "posix_fallocate"):
-            with path.open("r+b") as handle:
-                os.posix_fallocate(handle.fileno(), 0, path.stat().st_size)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def _open_parts(out: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels (N, S, S, 3) and the done marks (N,) of a folder in the making."""
-    return np.load(out / PIXELS, mmap_mode="r+"), np.load(out / DONE, mmap_mode="r+")
-
-
 def _decode_all(source: Source, out: Path, plan: dict[str, Any], workers: int) -> Skipped:
     """Decode every row that is not done yet. Rows that fail are tried again by the next run."""
-    _, done = _open_parts(out)
-    todo = np.flatnonzero(done == 0)
+    todo = unfinished(out)
     chunks = [todo[i : i + CHUNK].tolist() for i in range(0, len(todo), CHUNK)]
     workers = min(workers or available_cores(), len(chunks))
     task = _Task(source, out, plan)
     skipped: Skipped = {}
-    with progress_bar(f"preparing {source.name}", plan["count"], start=plan["count"] - len(todo)) as advance:
+    with progress_bar(
+        f"preparing {escape(source.name)}", plan["count"], start=plan["count"] - len(todo)
+    ) as advance:
         if workers <= 1 or len(todo) < WORTH_WORKERS:
             for chunk in chunks:
                 skipped |= task.decode(chunk)
@@ -266,12 +303,12 @@ class _Task:
 
     def decode(self, rows: list[int]) -> Skipped:
         """Decode some rows into the shared files and mark them done; returns those that cannot be read."""
-        pixels, done = _open_parts(self.out)
+        pixels, done = open_parts(self.out)
         skipped: Skipped = {}
         for row, picture in zip(rows, self.source.read(rows), strict=True):
             try:
                 pixels[row] = decode(picture, self.plan["size"], self.plan["crop"])
-                done[row] = 1
+                done[row] = mark(pixels[row])
             except Unreadable as error:
                 skipped[row] = str(error)
         return skipped
@@ -316,7 +353,10 @@ def _decode_in_workers(
         for process in processes:
             process.terminate() if pipes else process.join()
     if any(process.exitcode for process in processes):
-        raise RuntimeError("a decoding process died; the same command continues where it stopped")
+        raise InputError(
+            "a decoding process died, perhaps for want of memory; the same command continues where it stopped, "
+            "--workers 1 needs the least"
+        )
 
 
 def _finish(source: Source, out: Path, plan: dict[str, Any], skipped: Skipped) -> None:
@@ -329,22 +369,12 @@ def _finish(source: Source, out: Path, plan: dict[str, Any], skipped: Skipped) -
     with atomic_path(out / TABLE) as temporary:
         pyarrow.parquet.write_table(table, temporary)
     if skipped:
-        _copy_readable(out, kept)
+        copy_readable(out, kept)
     else:
         (out / PIXELS).replace(out / IMAGES)
     write_json(out / INFO, _description(plan, table, skipped, read_contents(out)))
     for name in (PIXELS, DONE):
         (out / name).unlink(missing_ok=True)
-
-
-def _copy_readable(out: Path, kept: np.ndarray) -> None:
-    """`images.npy` without the rows that could not be read."""
-    pixels, _ = _open_parts(out)
-    with atomic_path(out / IMAGES) as temporary:
-        compact = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(kept), *pixels.shape[1:]))
-        for start in range(0, len(kept), CHUNK):
-            compact[start : start + CHUNK] = pixels[kept[start : start + CHUNK]]
-        compact.flush()
 
 
 def _write_skipped(out: Path, table: pa.Table, skipped: Skipped) -> None:

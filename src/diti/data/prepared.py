@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
 
 from diti.core.errors import InputError, nearest
 from diti.core.images import to_float
 from diti.core.rng import numpy_generator
 from diti.core.runs import read_json
-from diti.data.attributes import SPLITS, attribute_names, is_binary
-from diti.data.contents import IMAGES, TABLE, current_contents, hash_of
+from diti.data.attributes import SPLITS, attribute_names, is_binary, read_parquet
+from diti.data.contents import IMAGES, TABLE, are_records, current_contents, hash_of
 
 if TYPE_CHECKING:
     import torch
@@ -108,21 +107,71 @@ def open_dataset(path: Path) -> Dataset:
     """Open a complete dataset folder, or say what is wrong with it."""
     if not is_dataset(path):
         raise InputError(f"{path} is not a complete dataset folder ({INFO} is missing); run diti prepare")
-    info = read_json(path / INFO)
+    try:
+        info = read_json(path / INFO)
+        fault = _fault_of_info(info)
+        if not fault:
+            images, table = _open_files(path)
+            fault = _fault_of_images(images) or _fault_of_table(table, len(images))
+    except (InputError, ValueError, OSError, pa.ArrowException) as error:
+        fault = (str(error) or type(error).__name__).splitlines()[0]
+    if fault:
+        raise InputError(f"{path} is damaged: {fault}; run diti prepare again with --overwrite")
+    return Dataset(path, images, table, {**info, **_true_contents(path, info)})
+
+
+def _open_files(path: Path) -> tuple[np.ndarray, pa.Table]:
     for name in (IMAGES, TABLE):
         if not (path / name).is_file():
-            raise InputError(f"{path} is damaged: {name} is missing; run diti prepare with --overwrite")
+            raise InputError(f"{name} is missing")
     try:
-        images = np.load(path / IMAGES, mmap_mode="r", allow_pickle=False)
-        table = pyarrow.parquet.read_table(path / TABLE)
-    except (ValueError, OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{path} is damaged ({error}); run diti prepare with --overwrite") from None
-    if images.dtype != np.uint8 or images.ndim != 4 or len(images) != table.num_rows:
-        raise InputError(
-            f"{path} is damaged: {IMAGES} has shape {images.shape}, {TABLE} {table.num_rows} rows; "
-            "run diti prepare with --overwrite"
-        )
-    return Dataset(path, images, table, {**info, **_true_contents(path, info)})
+        images = np.lib.format.open_memmap(path / IMAGES, mode="r")
+    except ValueError as error:
+        raise InputError(f"{IMAGES} is no array of images ({error})") from None
+    return images, read_parquet(path / TABLE)
+
+
+def _fault_of_info(info: object) -> str:
+    """What is wrong with the contents of `dataset.json`; nothing is the empty string."""
+    if not isinstance(info, dict):
+        return f"{INFO} does not describe a dataset"
+    kinds = {"name": str, "skipped": int, "splits": dict}
+    for key, kind in kinds.items():
+        if not isinstance(info.get(key), kind):
+            return f"{INFO} has no {key}"
+    if not are_records(info.get("files", {})):  # missing in folders of earlier versions
+        return f"files in {INFO} are no records of files"
+    marks = info.get("predicted", {})
+    if not isinstance(marks, dict) or not all(isinstance(mark, dict) for mark in marks.values()):
+        return f"predicted in {INFO} does not name columns"
+    return ""
+
+
+def _fault_of_images(images: np.ndarray) -> str:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (images.shape[1], images.shape[1], 3):
+        return f"{IMAGES} holds {images.dtype} {images.shape} instead of uint8 (N, size, size, 3)"
+    return "" if images.size else f"{IMAGES} is empty"
+
+
+def _fault_of_table(table: pa.Table, images: int) -> str:
+    """A table may be edited, but not out of its form."""
+    names = table.column_names
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        return f"{TABLE} has the column {twice[0]!r} twice"
+    for name in ("file", "split"):
+        kind = table.schema.field(name).type if name in names else None
+        if kind not in (pa.string(), pa.large_string()):
+            return f"{TABLE} has no column {name!r} of text"
+    if table.num_rows != images:
+        return f"{IMAGES} holds {images:,} images, {TABLE} {table.num_rows:,} rows"
+    for word in table["split"].unique().to_pylist():
+        if word not in SPLITS:
+            return f"{TABLE} has the split {word!r}, which is none of {', '.join(SPLITS)}"
+    for name in attribute_names(table):
+        kind = table.schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            return f"{TABLE} has the attribute {name!r} of {kind}, not of numbers"
+    return ""
 
 
 def _true_contents(path: Path, info: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from pathlib import Path
 from diti import __version__
 from diti.core.errors import InputError, nearest
 from diti.core.machine import cache_folder
-from diti.data.prepare import find_size, fingerprint, prepare
-from diti.data.prepared import Dataset, is_dataset, open_dataset
+from diti.data.contents import IMAGES
+from diti.data.parts import PIXELS
+from diti.data.prepare import find_size, fingerprint, prepare_cached
+from diti.data.prepared import INFO, Dataset, open_dataset
 from diti.data.readers import celeba, factors, folder, lfw, lmdbs, parquet, toyfaces_source
 from diti.data.source import ReadOptions, Source
 
@@ -42,20 +44,23 @@ KINDS = (  # asked in this order; the first that recognises a path reads it
 
 def find_source(location: str, options: ReadOptions, kind: str | None = None) -> Source:
     """The source at `location`: a path, or `toyfaces[:N]`."""
-    if kind is None and toyfaces_source.is_toyfaces(location) and not Path(location).exists():
-        return toyfaces_source.open_source(location, options)
-    path = Path(location).expanduser()
-    if not path.exists():
-        hint = "; to use the built-in faces write toyfaces" if "toy" in location else ""
-        raise InputError(f"{location} does not exist; name a file or folder of images{hint}")
-    if kind is not None:
-        return _kind(kind).open_source(path, options)
     try:
+        if kind is None and toyfaces_source.is_toyfaces(location) and not Path(location).exists():
+            return toyfaces_source.open_source(location, options)
+        path = Path(location).expanduser()
+        if not location or not path.exists():
+            hint = "; to use the built-in faces write toyfaces" if "toy" in location else ""
+            raise InputError(f"{location or repr('')} does not exist; name a file or folder of images{hint}")
+        if kind is not None:
+            return _kind(kind).open_source(path, options)
         for candidate in KINDS:
             if candidate.detect(path):
                 return candidate.open_source(path, options)
-    except PermissionError as error:
-        raise InputError(f"{error.filename} may not be read ({error.strerror}); change its permissions") from None
+    except OSError as error:
+        remedy = "change its permissions" if isinstance(error, PermissionError) else "name another"
+        raise InputError(
+            f"{error.filename or location} cannot be read ({error.strerror or error}); {remedy}"
+        ) from None
     known = "; ".join(k.about for k in KINDS)
     raise InputError(f"{location} is of no kind that can be read; known: {known}; toyfaces[:N]")
 
@@ -76,9 +81,17 @@ def open_data(location: str | Path, size: int | None = None) -> Dataset:
         data = diti.open_data("photos", size=64)
     """
     path = Path(location).expanduser()
-    if is_dataset(path):
+    if _is_prepared(path):
         return open_dataset(path)
     source = find_source(str(location), ReadOptions(size=size))
     size = find_size(source, source.crop) if size is None else size
     key = hashlib.sha256(f"{__version__}/{fingerprint(source)}/{size}/{source.crop}".encode()).hexdigest()[:12]
-    return prepare(source, cache_folder() / f"{source.name}-{size}px-{key}", size)
+    return prepare_cached(source, cache_folder() / f"{source.name[:60]}-{size}px-{key}", size)
+
+
+def _is_prepared(path: Path) -> bool:
+    """Whether a path is a dataset folder, be it complete or not."""
+    try:
+        return any((path / name).is_file() for name in (INFO, IMAGES, PIXELS))
+    except OSError:  # a name that cannot be; `find_source` says so
+        return False

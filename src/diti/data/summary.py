@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from diti.core.images import grid, save_picture
@@ -36,9 +37,11 @@ def _attribute_table(dataset: Dataset) -> Table:
     values = dataset.labels(shown)
     for name, column in zip(shown, values.T, strict=True):
         if dataset.is_binary(name):
-            table.add_row(name, "binary", f"{column.mean():.1%} positive", "0, 1")
+            table.add_row(escape(name), "binary", f"{column.mean():.1%} positive", "0, 1")
         else:
-            table.add_row(name, "continuous", f"{column.mean():.3g}", f"{column.min():.3g} .. {column.max():.3g}")
+            table.add_row(
+                escape(name), "continuous", f"{column.mean():.3g}", f"{column.min():.3g} .. {column.max():.3g}"
+            )
     return table
 
 

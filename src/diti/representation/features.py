@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import torch
 from torch import Tensor
 
+from diti.core.errors import InputError
 from diti.core.machine import cache_folder
 from diti.core.progress import progress_bar
 from diti.core.runs import atomic_path
-from diti.data.prepare import SKIPPED
+from diti.data.decode import decode
+from diti.data.prepare import SKIPPED, refuse_inside
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.representation.models.inputs import as_batch
 from diti.representation.models.model import BATCH, Model, inference
 from diti.representation.networks.encoder import Encoder
+
+WRITERS = {
+    ".parquet": pyarrow.parquet.write_table,
+    ".csv": pyarrow.csv.write_csv,
+}  # by the ending of a table's file
+
+log = logging.getLogger(__name__)
 
 
 def encode_dataset(model: Model, dataset: Dataset, *, mirrored: bool = False) -> np.ndarray:
@@ -45,12 +57,24 @@ def _kept(
     """The array of this encoder and data from the cache, else computed and put there."""
     key = hashlib.sha256(f"{encoder_hash(encoder)}/{dataset.hash}/{kind}/{mirrored}".encode()).hexdigest()[:24]
     path = cache_folder() / "features" / f"{key}.npy"
-    if path.is_file():
-        return np.asarray(np.load(path, allow_pickle=False))
+    if (kept := _read(path, len(dataset))) is not None:
+        return kept
     codes = _over_images(encoder, function, dataset, mirrored)
-    with atomic_path(path) as temporary, temporary.open("wb") as handle:
-        np.save(handle, codes)
+    try:
+        with atomic_path(path) as temporary, temporary.open("wb") as handle:
+            np.save(handle, codes)
+    except OSError as error:  # nothing depends on the cache
+        log.warning("the codes were not kept for the next time: %s: %s", path, error.strerror or error)
     return codes
+
+
+def _read(path: Path, rows: int) -> np.ndarray | None:
+    """A kept array of so many rows; None where there is none, or what is left of one."""
+    try:
+        kept = np.array(np.lib.format.open_memmap(path, mode="r"))
+    except (OSError, ValueError):
+        return None
+    return kept if kept.dtype == np.float32 and kept.ndim == 2 and len(kept) == rows else None
 
 
 @torch.no_grad()
@@ -59,9 +83,15 @@ def _over_images(
 ) -> np.ndarray:
     device = encoder.head.weight.device
     parts = []
+    fits = dataset.size == encoder.size
+    if not fits:
+        log.warning("images of %d px are resized to the model's %d px", dataset.size, encoder.size)
     with progress_bar("encoding", len(dataset)) as advance, inference(encoder):
         for start in range(0, len(dataset), BATCH):
-            pixels = as_batch(np.asarray(dataset.images[start : start + BATCH]), encoder.size).to(device)
+            images = np.asarray(dataset.images[start : start + BATCH])
+            if not fits:
+                images = np.stack([decode(image, encoder.size, "centre") for image in images])
+            pixels = as_batch(images, encoder.size).to(device)
             parts.append(function(pixels.flip(-1) if mirrored else pixels).cpu().numpy())
             advance(len(pixels))
     return np.concatenate(parts)
@@ -75,14 +105,27 @@ def encoder_hash(encoder: Encoder) -> str:
     return digest.hexdigest()
 
 
+def check_table_file(out: Path, images: str) -> None:
+    """Refuse, before any work, a place where no table of these images can be written."""
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder; name a file")
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"--out {out}: {folder} is no folder that can be written; choose another place")
+    refuse_inside(images, out)
+    if out.suffix.lower() not in WRITERS:
+        raise InputError(f"--out {out} must end in {' or '.join(WRITERS)}; these tables can be written")
+
+
 def write_features(model: Model, images: str, out: Path) -> str:
-    """`diti encode`: a parquet table with the file's name, split and z, a row per image; says what it wrote."""
+    """`diti encode`: a table with the file's name, split and z, a row per image; says what it wrote."""
+    check_table_file(out, images)
     dataset = open_data(images, model.size)
     codes = encode_dataset(model, dataset)
     columns: dict[str, pa.Array] = {name: dataset.table[name] for name in ("file", "split")}
     columns |= {name: pa.array(codes[:, i]) for i, name in enumerate(model.feature_names())}
     with atomic_path(out) as temporary:
-        pyarrow.parquet.write_table(pa.table(columns), temporary)
+        WRITERS[out.suffix.lower()](pa.table(columns), temporary)
     skipped = dataset.info["skipped"]
     note = f"; {skipped} unreadable images are named in {dataset.path / SKIPPED}" if skipped else ""
     return f"wrote {out}: {len(dataset):,} images × {model.dims} dims{note}"

@@ -17,12 +17,13 @@ class Encode:
 
     model: Model  # model folder, shipped name or hub id
     images: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IMAGES")]  # whatever --data accepts
-    out: Path = Path("features.parquet")  # table to write
+    out: Path = Path("features.parquet")  # table to write: .parquet or .csv
 
     def run(self) -> None:
-        from diti.representation.features import write_features
+        from diti.representation.features import check_table_file, write_features
         from diti.representation.models.loading import load
 
+        check_table_file(self.out, self.images)
         print(write_features(load(self.model), self.images, self.out))
 
 

@@ -249,3 +249,15 @@ def test_sample_of_the_real_set() -> None:
     assert row["file"] == first[0]
     assert [row[name] for name in names] == [int(v == "1") for v in first[1:]]
     assert {size_of(path) for path in source.read(range(60))} == {(178, 218)}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [(2, r"lists 000001\.jpg more than once"), (1, r"the column '5_o_Clock_Shadow' twice")]
+)
+def test_rows_and_columns_that_stand_twice_are_refused(flat: Path, line: int, words: str) -> None:
+    path = flat / "list_attr_celeba.txt"
+    lines = path.read_text().splitlines()
+    lines[line] += f"\n{lines[line]}" if line == 2 else f" {lines[line]}"
+    path.write_text("\n".join(lines))
+    with pytest.raises(InputError, match=words):
+        celeba.open_source(flat, ReadOptions())

@@ -1,3 +1,7 @@
+import errno
+import os
+from pathlib import Path
+
 import pytest
 from PIL import Image
 
@@ -5,6 +9,7 @@ from diti.core.errors import InputError
 from diti.data.prepare import prepare
 from diti.data.readers.folder import ffhq_split, folder_split, is_ffhq, list_images, open_source
 from diti.data.source import ReadOptions
+from diti.data.sources import find_source
 
 
 def test_images_of_any_nesting_in_order(image_folder):
@@ -80,3 +85,49 @@ def test_bad_folders(tmp_path, image_folder):
         open_source(image_folder, ReadOptions(attributes=tmp_path / "no.csv"))
     with pytest.raises(InputError, match="need a table of attributes"):
         open_source(image_folder, ReadOptions(ignore=("x",)))
+
+
+def test_links_to_the_folder_itself_end_and_each_file_is_read_once(image_folder, tmp_path):
+    files = list_images(image_folder)
+    (tmp_path / "more").mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "more" / "far.png")
+    for name, target in {
+        "self": ".", "a/up": "..", "b/other": "../a", "again.png": "a/00.png", "0.png": "again.png",
+        "linked": tmp_path / "more", "linked too": tmp_path / "more", "far.png": tmp_path / "more" / "far.png",
+    }.items():  # fmt: skip
+        (image_folder / name).symlink_to(target)
+    assert list_images(image_folder) == sorted([*files, "linked/far.png"])
+
+
+def test_what_is_no_file_is_named_and_never_opened(image_folder, tmp_path):
+    os.mkfifo(image_folder / "pipe.png")
+    os.mkfifo(image_folder / "pipe.parquet")
+    (image_folder / "gone.png").symlink_to("nowhere")
+    (image_folder / "round.png").symlink_to("round.png")
+    dataset = prepare(find_source(str(image_folder), ReadOptions()), tmp_path / "out", 8)
+    assert len(dataset) == 12
+    skipped = (dataset.path / "skipped.csv").read_text().splitlines()
+    assert skipped[1:3] == ["gone.png,file is missing", "pipe.png,not a regular file"] and len(skipped) == 4
+
+
+def test_names_that_are_not_text(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    Path(os.fsdecode(folder)).mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "x.png")
+    (tmp_path / "x.png").rename(os.fsdecode(folder + b"/line\nend \xfe.png"))
+    dataset = prepare(open_source(Path(os.fsdecode(folder)), ReadOptions()), tmp_path / "out", 8)
+    assert dataset.table["file"].to_pylist() == ["line\nend \\udcfe.png"]
+
+
+def test_a_folder_that_may_not_be_read_is_named(image_folder, monkeypatch):
+    scandir = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "b":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for kind in (None, "folder"):
+        with pytest.raises(InputError, match=r"images/b cannot be read \(Permission denied\); change its perm"):
+            find_source(str(image_folder), ReadOptions(), kind)

@@ -232,3 +232,13 @@ def test_sample_of_the_real_set() -> None:
     assert row["file"] == f"{first[0].replace(' ', '_')}/{first[0].replace(' ', '_')}_000{first[1]}.jpg"
     np.testing.assert_allclose([row[name] for name in names], np.array(first[2:], np.float32), rtol=1e-6)
     assert {size_of(path) for path in source.read(range(32))} == {(250, 250)}
+
+
+def test_rows_and_columns_that_stand_twice_are_refused(root: Path) -> None:
+    write_scores(root, [*PHOTOS, PHOTOS[4]])
+    with pytest.raises(InputError, match="more than one row for Zico 2"):
+        lfw.open_source(root, ReadOptions())
+    path = root / "lfw_attributes.txt"
+    path.write_text(path.read_text().replace("Middle Aged", "Male"))
+    with pytest.raises(InputError, match="the column 'Male' twice"):
+        lfw.open_source(root, ReadOptions())

@@ -127,6 +127,14 @@ def test_lsun_says_what_is_missing_or_broken(tmp_path: Path) -> None:
         lmdbs.open_lsun(broken, ReadOptions())
 
 
+def test_a_database_that_ends_early_is_refused(tmp_path: Path) -> None:
+    """Read, it would kill the process."""
+    path = write_lmdb(tmp_path / "cut", lsun_items(40)) / "data.mdb"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(InputError, match=r"data\.mdb ends early; fetch it again"):
+        lmdbs.open_lsun(path.parent, ReadOptions())
+
+
 def test_lsun_has_nothing_to_ignore(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path / "cat", lsun_items(1))
     with pytest.raises(InputError, match=r"--ignore Male: .* has no such column"):

@@ -266,3 +266,11 @@ def test_shared_files(name: str, count: int, binary: int, continuous: int) -> No
         assert isinstance(picture, bytes)
         with Image.open(io.BytesIO(picture)) as image:
             assert image.size == (64, 64)
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", range(3), hat=pa.array([0, 1, 1]))
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("hat", table["hat"]), path)
+    with pytest.raises(InputError, match="the column 'hat' twice"):
+        parquet.open_source(path, ReadOptions())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePath
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from diti.core.errors import InputError
-from diti.data.attributes import check_ignored, dataset_table, file_column, read_table
+from diti.data.attributes import check_ignored, check_names, dataset_table, file_column, read_table
 from diti.data.source import ReadFiles, ReadOptions, Source
 
 ATTRIBUTES, PARTITION, IDENTITY = "list_attr_celeba", "list_eval_partition", "identity_CelebA"
@@ -119,6 +120,7 @@ def _single_blanks(text: bytes) -> bytes:
 
 
 def _parse_rows(rows: bytes, names: list[str], path: Path) -> pa.Table:
+    check_names(["file", *names], path)
     try:
         return pyarrow.csv.read_csv(
             io.BytesIO(rows),
@@ -178,6 +180,8 @@ def _match_disk(listed: Sequence[str], images: Path, list_path: Path) -> tuple[l
     """
     on_disk = {file.name for file in images.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES}
     by_stem = {PurePath(name).stem: name for name in on_disk}
+    if twice := next((name for name, count in Counter(listed).items() if count > 1), None):
+        raise InputError(f"{list_path} lists {twice} more than once; remove all but one of these rows")
     file_of = [name if name in on_disk else by_stem.get(PurePath(name).stem) for name in listed]
     rows = [row for row, file in enumerate(file_of) if file is not None]
     if not rows:

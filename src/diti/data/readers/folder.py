@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -52,19 +53,45 @@ def _without_table(path: Path, files: list[str], options: ReadOptions) -> Source
 
 
 def list_images(root: Path) -> list[str]:
-    """Paths of all image files below root, relative, with forward slashes, sorted; hidden ones left out."""
-    found: list[str] = []
+    """Paths of all image files below root, relative, with forward slashes, sorted; hidden ones left out.
+
+    Links are followed, but each file is listed once: under its own name where that lies below root.
+    """
+    named: dict[str, str] = {}  # the real place of a file → the path under which it is listed
+    linked: dict[str, str] = {}
     other: list[str] = []
-    for folder, subfolders, names in os.walk(root, followlinks=True):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in names:
-            if not name.startswith("."):
-                wanted = Path(name).suffix.lower() in IMAGE_SUFFIXES
-                (found if wanted else other).append((Path(folder) / name).relative_to(root).as_posix())
+    for folder, entries in _folders(root):
+        real, inside = os.path.realpath(folder), folder.relative_to(root)
+        for entry in entries:
+            path = (inside / entry.name).as_posix()
+            if Path(path).suffix.lower() not in IMAGE_SUFFIXES:
+                other.append(path)
+            elif entry.is_symlink():
+                linked.setdefault(os.path.realpath(entry.path), path)
+            else:
+                named[os.path.join(real, entry.name)] = path  # noqa: PTH118 (of millions of files)
+    found = list({**linked, **named}.values())
     if not found:
         held = f"it holds {', '.join(sorted(other)[:2])}" if other else "it is empty"
         raise InputError(f"{root} holds no images ({held}); known endings: {' '.join(IMAGE_SUFFIXES)}")
     return sorted(found)
+
+
+def _folders(root: Path) -> Iterator[tuple[Path, list[os.DirEntry[str]]]]:
+    """Each folder below root once, with what it holds beside folders; what lies behind links comes last."""
+    folders, links = [root], list[Path]()
+    seen = set[Path]()
+    while folders or links:
+        folder = folders.pop() if folders else links.pop(0)
+        if (real := folder.resolve()) in seen:
+            continue
+        seen.add(real)
+        with os.scandir(folder) as entries:
+            shown = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+        folders += [folder / entry.name for entry in shown if entry.is_dir(follow_symlinks=False)]
+        behind = {entry.name for entry in shown if entry.is_symlink() and Path(entry).is_dir()}
+        links += [folder / entry.name for entry in shown if entry.name in behind]
+        yield folder, [e for e in shown if not e.is_dir(follow_symlinks=False) and e.name not in behind]
 
 
 def _table_beside(root: Path) -> Path | None:

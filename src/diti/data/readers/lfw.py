@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from diti.core.errors import InputError
-from diti.data.attributes import check_ignored, dataset_table
+from diti.data.attributes import check_ignored, check_names, dataset_table
 from diti.data.source import ReadFiles, ReadOptions, Source
 from diti.data.split import VALID_SHARE, split_by_hash
 
@@ -137,6 +137,7 @@ def read_scores(path: Path) -> pa.Table:
     names = [name.strip() for name in header if name.strip()]
     if names[:2] != ["person", "imagenum"]:
         raise InputError(f"{path} does not name the columns person and imagenum in a line with #; fetch it again")
+    check_names(names, path)
     try:
         return pyarrow.csv.read_csv(
             io.BytesIO("\n".join(lines[len(comments) :]).encode()),
@@ -158,7 +159,11 @@ def _join_scores(
     """The photos that have scores, these scores as columns, and notes on what does not match."""
     table = read_scores(path)
     people = [person.replace(" ", "_") for person in table["person"].to_pylist()]
-    row_of = {key: row for row, key in enumerate(zip(people, table["imagenum"].to_pylist(), strict=True))}
+    photographed = list(zip(people, table["imagenum"].to_pylist(), strict=True))
+    row_of = {key: row for row, key in enumerate(photographed)}
+    if len(row_of) < len(photographed):
+        person, number = next(key for row, key in enumerate(photographed) if row_of[key] != row)
+        raise InputError(f"{path} has more than one row for {person} {number}; remove all but one of them")
     scored = [photo for photo in photos if (photo.person, photo.number) in row_of]
     if not scored:
         raise InputError(f"{path} names none of the {len(photos):,} images in {images}; fetch it again")

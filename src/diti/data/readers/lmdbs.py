@@ -41,6 +41,10 @@ def _cursor(folder: Path) -> Iterator[Any]:
             environment.begin() as transaction,
             transaction.cursor() as cursor,
         ):
+            pages = environment.info()["last_pgno"] + 1
+            if (folder / DATA).stat().st_size < pages * environment.stat()["psize"]:
+                # LMDB would run beyond the end, which kills the process.
+                raise InputError(f"{folder} cannot be read as an LMDB: {DATA} ends early; fetch it again")
             yield cursor
     except lmdb.Error as error:
         raise InputError(f"{folder} cannot be read as an LMDB: {error}; fetch it again") from None

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from diti.core.errors import InputError
-from diti.data.attributes import check_ignored, split_word, table_from_columns
+from diti.data.attributes import check_ignored, check_names, split_word, table_from_columns
 from diti.data.source import Picture, ReadOptions, Source
 
 IMAGE = "image"
@@ -52,6 +52,7 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     """All rows of all files. Only the columns beside the images are read here."""
     files = _find(path)
     schema = _schema(files[0])
+    check_names(schema.names, path)
     image = image_column(schema, path)
     columns, notes = _columns(schema, image, options, path)
     shards = [_shard(file, path) for file in files]
@@ -71,7 +72,8 @@ def _find(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     splits = [entry for entry in path.iterdir() if _word(entry.name) and entry.is_dir()]
-    files = sorted(file for folder in (path, path / "data", *splits) for file in folder.glob("*.parquet"))
+    found = (file for folder in (path, path / "data", *splits) for file in folder.glob("*.parquet"))
+    files = sorted(file for file in found if file.is_file())
     if not files:
         raise InputError(f"{path} holds no parquet files; they are expected as {path / 'train-00000.parquet'}")
     return files

@@ -23,7 +23,7 @@ def is_toyfaces(location: str) -> bool:
 
 def open_source(location: str, options: ReadOptions) -> Source:
     """The first N toy faces with all their attributes."""
-    match = re.fullmatch(r"toyfaces(?::([\d_]+))?", location)
+    match = re.fullmatch(r"toyfaces(?::(\d(?:_?\d){0,20}))?", location)
     count = int(match[1] or DEFAULT_COUNT) if match else 0
     if not 1 <= count <= MOST:
         raise InputError(f"{location} is not understood; write toyfaces or toyfaces:N with N from 1 to {MOST:,}")

@@ -28,7 +28,7 @@ def as_batch(images: Images, size: int) -> Tensor:
             raise InputError("no images were given; give at least one")
         return torch.cat([as_batch(image, size) for image in images])
     if isinstance(images, Image.Image):
-        return to_float(_decoded(np.asarray(to_rgb(images)), size)[None])
+        return _from_bytes(np.asarray(to_rgb(images)), size)
     if isinstance(images, np.ndarray) and images.dtype == np.uint8:
         return _from_bytes(images, size)
     if isinstance(images, np.ndarray):
@@ -56,7 +56,8 @@ def _from_bytes(pixels: np.ndarray, size: int) -> Tensor:
     if batch.ndim != 4 or batch.shape[3] != 3 or len(batch) == 0:
         raise InputError(f"uint8 images have shape {pixels.shape}; give (H, W, 3) or (N, H, W, 3)")
     if batch.shape[1:3] != (size, size):
-        batch = np.stack([_decoded(image, size) for image in batch])
+        _note(batch.shape[1:3], size)
+        batch = np.stack([decode(image, size, "centre") for image in batch])
     return to_float(np.ascontiguousarray(batch))
 
 
@@ -75,12 +76,6 @@ def _from_floats(images: Tensor, size: int) -> Tensor:
         _note(tuple(batch.shape[2:]), size)
         batch = F.interpolate(_central_square(batch), (size, size), mode="bicubic", antialias=True).clamp(-1, 1)
     return batch.float()
-
-
-def _decoded(pixels: np.ndarray, size: int) -> np.ndarray:
-    if pixels.shape[:2] != (size, size):
-        _note(pixels.shape[:2], size)
-    return decode(pixels, size, "centre")
 
 
 def _central_square(batch: Tensor) -> Tensor:
