@@ -299,7 +299,7 @@ def run_sweep(
     By default as many as there are cores, or one where there is a GPU. A run that fails does not stop the others.
     `begun` is called once everything is checked.
     """
-    from diti.data.prepare import locked
+    from diti.core.locks import locked
 
     backbones = check_sweep(plan, out, jobs)
     begun()

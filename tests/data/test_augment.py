@@ -227,9 +227,9 @@ def test_views_stay_float32_under_autocast():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"temperature": 0.0}, "temperature above 0"),
-        ({"projection_dim": 0}, "width of 1 or more"),
-        ({"jitter_strength": 1.5}, r"jitter_strength is 1.5; it must be from 0"),
+        ({"temperature": 0.0}, r"--temperature is 0.0; it must be above 0"),
+        ({"projection_dim": 0}, "--projection-dim is 0; it must be from 1"),
+        ({"jitter_strength": 1.5}, "--jitter-strength is 1.5; it must be from 0 to 1"),
         ({"augment": "none", "crop_resize": True}, "use one of the two"),
     ],
 )

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from diti.core.errors import InputError
+from diti.core.locks import locked
 from diti.core.runs import sha256_file
 from diti.data.predicted import UNFINISHED, activate, label_dataset, predicted_columns, resized
-from diti.data.prepare import locked, prepare
+from diti.data.prepare import prepare
 from diti.data.prepared import Dataset, open_dataset
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source

@@ -18,9 +18,10 @@ import pytest
 from PIL import Image
 
 from diti.core.errors import InputError
+from diti.core.locks import locked
 from diti.core.machine import available_cores
 from diti.data.parts import _amount
-from diti.data.prepare import locked, prepare
+from diti.data.prepare import prepare
 from diti.data.prepared import open_dataset
 from diti.data.source import ReadOptions
 from diti.data.sources import KINDS, find_source, open_data

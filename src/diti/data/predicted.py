@@ -18,11 +18,11 @@ from PIL import Image
 from rich.markup import escape
 
 from diti.core.errors import InputError, nearest
+from diti.core.locks import locked
 from diti.core.progress import progress_bar
 from diti.core.runs import atomic_path, sha256_file, write_json
 from diti.data.attributes import RESERVED, attribute_names, is_binary
 from diti.data.contents import TABLE, hash_of, read_contents
-from diti.data.prepare import locked
 from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
 
 NORMALISATIONS = {  # RGB pixels p in 0..255 enter as (p - shift) / scale

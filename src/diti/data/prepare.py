@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import fcntl
 import hashlib
 import io
 import logging
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +27,7 @@ import pyarrow.parquet
 from rich.markup import escape
 
 from diti.core.errors import InputError
+from diti.core.locks import LOCK, locked
 from diti.core.machine import available_cores
 from diti.core.progress import Advance, progress_bar
 from diti.core.runs import atomic_path, read_json, write_json, write_text
@@ -39,7 +39,7 @@ from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
 from diti.data.source import ReadFiles, Source
 from diti.data.split import with_split
 
-PLAN, SKIPPED, LOCK = "plan.json", "skipped.csv", ".lock"
+PLAN, SKIPPED = "plan.json", "skipped.csv"
 OUR_FILES = (INFO, PLAN, PIXELS, DONE, SKIPPED, LOCK, IMAGES, TABLE)
 MIN_SIZE, MAX_SIZE = 8, 1024
 CHUNK = 128  # images a worker decodes before it reports
@@ -234,37 +234,6 @@ def _read_plan(out: Path) -> dict[str, Any] | None:
     except InputError:
         return None
     return found if isinstance(found, dict) else None
-
-
-@contextmanager
-def locked(out: Path, *, waits: bool = False) -> Iterator[None]:
-    """One writer at a time. The lock is the process's own: it ends with it and workers do not inherit it.
-
-    waits: for another writer to end, instead of being refused.
-    """
-    with _lock(out, waits):
-        try:
-            yield
-        finally:
-            (out / LOCK).unlink(missing_ok=True)
-
-
-def _lock(out: Path, waits: bool) -> IO[str]:
-    """The open file whose lock this process holds."""
-    while True:
-        handle = (out / LOCK).open("w")
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            if not waits:
-                handle.close()
-                raise InputError(f"another diti command is writing to {out}; wait for it to end") from None
-            log.warning("another diti command is writing to %s; this one waits for it", out)
-            fcntl.lockf(handle, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle.fileno()), (out / LOCK).stat()):
-                return handle
-        handle.close()  # its holder removed it at the end: what is locked is not what others will find
 
 
 def _clear(out: Path) -> None:

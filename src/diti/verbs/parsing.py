@@ -115,7 +115,8 @@ def _suited(data: str | None) -> PretrainConfig:
     from diti.data.sources import open_data
     from diti.diffusion.suited import suited
 
-    dataset = open_data(data)
+    drawn = data.partition(":")[0] == "toyfaces"  # at any size: at that of its preset
+    dataset = open_data(data, preset(DEFAULT_PRESET).backbone.size if drawn else None)
     settings, reason = suited(dataset.size, len(dataset.rows("train")), torch.cuda.is_available())
     print_once(reason)
     return settings
