@@ -1,0 +1,102 @@
+"""What each axis of z does: how much of the loss it removes, and which images lie at its two ends.
+
+Letters: N images, D dims of z, K subsets, A attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.core.progress import progress_bar
+from diti.data.prepared import Dataset
+from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
+from diti.diffusion.validation import fixed_batches
+from diti.representation.models.diffusion import DiTi
+from diti.representation.models.model import inference
+from diti.representation.networks.shift import Prediction, weighted_loss
+from diti.representation.partition import Partition
+
+IMAGES = 128  # validation images, each at one time-step and noise
+
+
+@torch.no_grad()
+def removed_by(model: DiTi, dataset: Dataset, groups: Sequence[Sequence[int]], images: int = IMAGES) -> np.ndarray:
+    """(G,) share of the frozen model's loss that each group of dims removes: what is missing without it.
+
+    Without it: its dims at their mean, the others as they are. Eq. 6 on fixed images, time-steps and noise.
+    """
+    schedule, (mean, _) = model.schedule, model.statistics()
+    frozen_loss, with_all = 0.0, 0.0
+    without = np.zeros(len(groups))
+    batches = list(fixed_batches(dataset, model.partition.timesteps, model.device, images))
+    total = len(batches) * len(groups)
+    with inference(model.decoder), progress_bar("what each axis removes", total, unit="axes") as advance:
+        for pixels, t, noise in batches:
+            w_t, lam_t = gather(w_eps(schedule), t, pixels), gather(lambda_eps(schedule), t, pixels)
+            frozen = model.decoder.frozen(q_sample(pixels, noise, gather(schedule.alpha_bar, t, pixels)), t)
+            z = model.encode(pixels).to(pixels)
+            measured = noise, w_t, lam_t
+            frozen_loss += _loss(Prediction(frozen.eps), *measured)
+            with_all += _loss(model.decoder.respond(frozen, t, model.partition.mask(z, t)), *measured)
+            for index, dims in enumerate(groups):
+                held = z.clone()
+                held[:, list(dims)] = mean[list(dims)].to(z)
+                response = model.decoder.respond(frozen, t, model.partition.mask(held, t))
+                without[index] += _loss(response, *measured)
+                advance()
+    return (without - with_all) / frozen_loss
+
+
+def _loss(prediction: Prediction, noise: Tensor, w_t: Tensor, lam_t: Tensor) -> float:
+    return weighted_loss(noise, prediction, w_t, lam_t).double().sum().item()
+
+
+def strongest(removed: np.ndarray, partition: Partition, count: int) -> list[list[int]]:
+    """Of each subset the dims that remove most, given what each of all D removes; the largest first."""
+    found = []
+    for subset in range(partition.subsets):
+        dims = np.array(partition.dims_of(subset), dtype=int)
+        order = np.argsort(-removed[dims], kind="stable")[:count]
+        found.append([int(dim) for dim in dims[order]])
+    return found
+
+
+def extremes(values: np.ndarray, dataset: Dataset, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the images lowest and highest on an axis (N,), outermost first; one per person where known."""
+    order = np.argsort(values, kind="stable")
+    return _one_each(order, dataset, count), _one_each(order[::-1], dataset, count)
+
+
+def _one_each(order: np.ndarray, dataset: Dataset, count: int) -> np.ndarray:
+    """The first `count` rows, never two of one person; the files themselves where persons are not known."""
+    if "identity" not in dataset.table.column_names:
+        return order[:count]
+    people = dataset.table["identity"]
+    seen: set[str] = set()
+    rows: list[int] = []
+    for row in order:
+        if len(rows) == count:
+            break
+        if (person := people[int(row)].as_py()) not in seen:
+            seen.add(person)
+            rows.append(int(row))
+    return np.array(rows, dtype=np.int64)
+
+
+def correlations(codes: np.ndarray, dataset: Dataset) -> dict[str, np.ndarray]:
+    """Attribute → Pearson r (D,) with each dim of the codes (N, D); empty where there are no labels."""
+    labels = dataset.labels().astype(np.float64)
+    if not labels.shape[1]:
+        return {}
+    z = _standard(codes.astype(np.float64))
+    found = z.T @ _standard(labels) / len(z)  # (D, A)
+    return {name: found[:, place] for place, name in enumerate(dataset.attributes)}
+
+
+def _standard(columns: np.ndarray) -> np.ndarray:
+    spread = columns.std(0)
+    return (columns - columns.mean(0)) / np.where(spread > 0, spread, 1.0)
