@@ -12,10 +12,11 @@ import numpy as np
 from diti.config import SolveConfig, TrainingConfig, differences, from_options, load_yaml
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator
-from diti.core.runs import RunFolder, read_json
+from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.files import read_settings
 from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.registry import Findings, find_method
 from diti.representation.models.diffusion import DiTi
@@ -74,7 +75,7 @@ def solved_already(config: SolveConfig, out: Path, inputs: dict[str, Any]) -> bo
     """Whether the folder holds this very solution; InputError where it holds another finished model."""
     if not (out / "model.json").is_file():
         return False
-    facts = read_json(out / "run.json") if (out / "run.json").is_file() else {}
+    facts = read_settings(out / "run.json") if (out / "run.json").is_file() else {}
     if facts.get("verb") != "solve":
         raise InputError(f"--out {out} holds a model that diti solve did not write; choose a new or empty folder")
     changed = differences(load_yaml(SolveConfig(), out / "config.yaml"), config, FREE)
