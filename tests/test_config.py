@@ -90,7 +90,7 @@ def test_differences_name_nested_settings():
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--images", "0", "diti: --images is 0; it must be from 1 to"),
+        ("--images", "0", "diti: --images is 0; it must be 1 or more"),
         ("--log-images", "0", "--log-images is 0"),
         ("--train-batch-size", "-4", "--train-batch-size is -4"),
         ("--learning-rate", "nan", "--learning-rate is nan; give a finite number, above 0"),
@@ -115,8 +115,8 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(optio
         ("pretrain", "--dropout 2", "--dropout is 2.0; it must be 0 or more and below 1"),
         ("pretrain", "--dropout -1", "--dropout is -1"),
         ("pretrain", "--dropout nan", "--dropout is nan"),
-        ("pretrain", "--timesteps -1", "--timesteps is -1; it must be from 25 to 100,000"),
-        ("pretrain", "--timesteps 20", "images are drawn in 25 of them"),
+        ("pretrain", "--timesteps -1", "--timesteps is -1; it must be from 1 to 100,000"),
+        ("pretrain", "--timesteps 20", "--timesteps is 20; it must be from 25 to 100,000"),
         ("pretrain", "--channels 8 100000000", "--channels is 100000000; it must be from 1 to 8,192"),
         ("pretrain", "--layers 100000000", "--layers is 100000000"),
         ("pretrain", "--train-batch-size 99999999999", "--train-batch-size is"),

@@ -21,6 +21,7 @@ Start = Literal["auto", "solved", "copy", "random"]
 # Settings of a training that change what is told, or how memory is used, and nothing of the result.
 WITHOUT_EFFECT = frozenset({"log_images", "validate_images", "checkpoint_images", "gradient_accumulation_steps"})
 RENAMED = {"decoder_start": "start"}  # settings of earlier versions, whose run folders are still read
+_ENDLESS = 10**15  # a count that nobody will wait for
 SAMPLING_STEPS = 25  # network calls each way; see the round trip in docs/notebook.md
 
 
@@ -40,28 +41,30 @@ class Range:
         lowest = f"above {self.least:,}" if self.least in self.open else f"{self.least:,} or more"
         highest = f"below {self.most:,}" if self.most in self.open else f"at most {self.most:,}"
         words = f"{lowest} and {highest}" if self.open else f"from {self.least:,} to {self.most:,}"
-        return (lowest if self.most == math.inf else words) + (f" ({self.hint})" if self.hint else "")
+        return (lowest if self.most >= _ENDLESS else words) + (f" ({self.hint})" if self.hint else "")
 
 
-_ANY, _POSITIVE, _COUNT = Range(0), Range(0, open=(0,)), Range(1, 10**15)
+COUNT = Range(1, _ENDLESS)
+_ANY, _POSITIVE = Range(0), Range(0, open=(0,))
 _INSIDE, _OFF = Range(0, 1, open=(0, 1)), Range(0, hint="0 = off")
 _WIDTH, _DIMS = Range(1, 8_192), Range(1, 65_536)  # wider networks have never been trained; memory would not do
 RANGES: dict[str, Range] = {
     "size": Range(1, 4_096), "unshuffle": Range(1, 64), "channels": _WIDTH, "layers": Range(1, 64),
     "head_channels": _WIDTH, "dropout": Range(0, 1, open=(1,)),
-    "timesteps": Range(SAMPLING_STEPS, 100_000, hint=f"images are drawn in {SAMPLING_STEPS} of them"),
+    "timesteps": Range(1, 100_000),
     "code_dim": _DIMS, "encoder_channels": _WIDTH, "encoder_time": _ANY, "subsets": _DIMS,
     "encoder_rate": Range(0, 1, hint="0 keeps the encoder"),
-    "images": _COUNT, "minutes": _POSITIVE, "train_batch_size": Range(1, 1_000_000), "gradient_accumulation_steps": Range(1, 1_000_000),
+    "images": COUNT, "minutes": _POSITIVE, "train_batch_size": Range(1, 1_000_000),
+    "gradient_accumulation_steps": Range(1, 1_000_000),
     "learning_rate": _POSITIVE, "lr_warmup_images": _OFF, "max_grad_norm": _OFF,
-    "ema_decay": Range(0, 1, open=(1,)), "log_images": _COUNT, "validate_images": _COUNT,
-    "checkpoint_images": _COUNT,
+    "ema_decay": Range(0, 1, open=(1,)), "log_images": COUNT, "validate_images": COUNT,
+    "checkpoint_images": COUNT,
     "jitter_strength": Range(0, 1, hint="0 = none"), "temperature": _POSITIVE, "projection_dim": _DIMS,
     "mi_weight": _ANY, "tc_weight": _ANY, "dim_kl_weight": _ANY, "pixel_std": _POSITIVE,
     "info_weight": _ANY, "bottleneck_weight": _ANY, "bottleneck_dim": _DIMS, "generator_channels": _WIDTH,
     "discriminator_width": _WIDTH,
     "tau": _INSIDE, "features_weight": Range(0, hint="0 = eq. 6 alone"), "tolerance": _INSIDE,
-    "stretches": Range(1, 1_000), "pixel_axes": _COUNT, "whitened": _COUNT,
+    "stretches": Range(1, 1_000), "pixel_axes": COUNT, "whitened": COUNT,
 }  # fmt: skip
 
 
@@ -155,6 +158,11 @@ class PretrainConfig(Settings):
     init: str | None = None  # fine-tune this backbone instead of starting from random weights
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The sheet of samples at the end is drawn in so many: shorter schedules would be trained for nothing.
+        check_number("timesteps", self.backbone.timesteps, Range(SAMPLING_STEPS, 100_000))
 
 
 @dataclass(frozen=True, kw_only=True)

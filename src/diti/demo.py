@@ -94,6 +94,7 @@ def run_demo(out: Path, length: Length) -> Report:
         title="DiTi on toy faces",
         lead=lead(length),
         opening=[about_data(dataset, out)],
+        overwrite=True,  # in the demo's own folder
     )
     print_table(built.tables[0])
     print("\n".join([*built.verdicts, length.remark, f"the page: {built.page}"]))

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
-from diti.core.images import grid, save_picture, to_float, to_uint8
+from diti.core.errors import InputError
+from diti.core.images import PICTURES, grid, is_signed, save_figure, save_picture, to_float, to_uint8
 
 
 def test_every_byte_survives_the_round_trip():
@@ -45,6 +47,36 @@ def test_captions_stand_below_their_image():
     sheet = np.asarray(grid(images, 1, scale=1, captions=["hat", "smile"]))
     assert sheet.shape == (2 * (40 + 2 + 20) - 2, 40, 3)
     assert (sheet[40:60] < 128).any() and sheet[60, 0].tolist() == [255] * 3 and (sheet[62:102] == 0).all()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_images_that_are_not_finite_are_never_shown(number):
+    images = torch.zeros(1, 3, 4, 4)
+    images[0, 1, 2, 3] = number
+    with pytest.raises(InputError, match="not finite"):
+        to_uint8(images)
+
+
+@pytest.mark.parametrize("ending", [*PICTURES, ".PNG"])
+def test_a_picture_is_of_the_kind_its_name_says_and_signed(ending, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / f"other{ending}")
+    path = save_picture(Image.new("RGB", (8, 8)), tmp_path / f"own{ending}")
+    with Image.open(path) as image:
+        assert image.format == PICTURES[ending.lower()]
+    assert is_signed(path) and not is_signed(tmp_path / f"other{ending}")
+
+
+def test_figures_are_signed(tmp_path):
+    assert is_signed(save_figure(Figure(figsize=(1, 1)), tmp_path / "f.png"))
+
+
+@pytest.mark.parametrize("name", ["v.mp4", "v.txt", "v", "v.png.part"])
+def test_pictures_that_cannot_be_written_are_refused(name, tmp_path):
+    with pytest.raises(InputError, match=r"does not end in \.png"):
+        save_picture(Image.new("RGB", (8, 8)), tmp_path / name)
+    with pytest.raises(InputError, match=r"9×16384 px, too large for WEBP"):
+        save_picture(Image.new("RGB", (9, 16_384)), tmp_path / "long.webp")
+    assert not list(tmp_path.iterdir())
 
 
 def test_save_picture_leaves_only_the_picture(tmp_path):

@@ -239,7 +239,7 @@ def test_empty_and_unknown_subsets(ends, subset, message):
         ({"x_t": "slurp"}, "x_t is 'slurp'; allowed: slerp, keep, random. Did you mean 'slerp'"),
         ({"directions": ["a_to_c"]}, "direction is 'a_to_c'; allowed: a_to_b, b_to_a. Did you mean"),
         ({"directions": []}, "no direction was given"),
-        ({"sampling_steps": 0}, "0 sampling steps"),
+        ({"sampling_steps": 0}, "--sampling-steps is 0"),
     ],
 )
 def test_bad_choices_are_one_clear_line(model, faces, changes, message):
@@ -276,7 +276,7 @@ def test_files_in_pictures_out(model, files, tmp_path):
         model, *files, ["early", "2:4", "all"], [0, 0.5, 1], out, frames=frames, animate=animate, sampling_steps=2
     )
     text = "\n".join(lines)
-    assert "b.jpg: cropped to its centre and resized from 40×30 to 16×16 px" in text and "a.png:" not in text
+    assert lines[0] == "1 of 2 images were cropped to the centre and resized to the model's 16 px (from 40×30 px)"
     assert "early: 4 of 12 dims (subsets 0-1)" in text and "2:4: 4 of 12 dims (subsets 2-3)" in text
     assert "reconstruction error (MSE, pixels in [-1, 1]): A " in text
     assert lines[-3:] == [f"wrote {out}", f"wrote 19 single images to {frames}", f"wrote {animate}"]

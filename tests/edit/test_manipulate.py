@@ -196,7 +196,7 @@ def test_guidance_stops_at_the_last_steps():
         701,
     ]
     for share in (-0.1, 1.0):
-        with pytest.raises(InputError, match=r"stop_guidance is .* below 1"):
+        with pytest.raises(InputError, match=r"--stop-guidance is .* below 1"):
             first_guided_step(steps, share)
 
 

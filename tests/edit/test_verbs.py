@@ -9,7 +9,7 @@ from diti.data import toyfaces
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
-from diti.edit.directions import learn_direction
+from diti.edit.directions import learn_direction, load_direction
 from diti.representation.networks.latent import load_latent
 
 
@@ -38,23 +38,16 @@ def test_interpolate_writes_grid_frames_and_animation(place, diti_here):
 
 
 def test_manipulate_draws_both_signs_and_keeps_the_direction(place, diti_here):
-    words = [
-        "--attribute",
-        "hat",
-        "--data",
-        "faces",
-        "--dims",
-        4,
-        "--scale",
-        "0.3",
-        "--sampling-steps",
-        4,
-        "--out",
-        "hat.png",
-    ]
+    words = ["--attribute", "hat", "--data", "faces", "--scale", "0.3", "--sampling-steps", 4, "--out", "hat.png"]
     first, second = (diti_here("manipulate", "model", "a.png", *words, cwd=place) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr
-    assert (place / "model" / "attributes" / "hat.safetensors").is_file()
+    assert "hat: 3 of 12 dims" in first.stdout, "a quarter of a short code"
+    assert "the image was cropped to the centre and resized to the model's 16 px (from 40×40 px)" in first.stdout
+    kept = place / "model" / "attributes" / "hat.safetensors"
+    kept.write_bytes(kept.read_bytes()[:100])  # cut: it is learned again
+    third = diti_here("manipulate", "model", "a.png", *words, cwd=place)
+    assert third.returncode == 0 and "kept the direction" in third.stdout, third.stderr
+    assert "learned earlier" in second.stdout and load_direction(kept).attribute == "hat"
     assert "next:" in first.stdout
     with Image.open(place / "hat.png") as row:
         assert row.width > 4 * row.height / 2  # image, reconstruction, -0.3, +0.3
@@ -70,6 +63,17 @@ def test_new_images_come_from_the_backbone_until_there_is_a_latent(place, diti_h
     after = diti_here("sample", "model", "-n", 2, "--sampling-steps", 3, "--out", "s.png", cwd=place)
     assert after.returncode == 0, after.stderr
     assert "z drawn anew" in after.stdout
+
+
+def test_the_same_command_runs_again_and_others_files_need_a_word(place, diti_here):
+    words = ["vary", "model", "a.png", "-n", 1, "--sampling-steps", 2]
+    for _ in range(2):
+        assert diti_here(*words, "--out", "again.png", cwd=place).returncode == 0
+    Image.new("RGB", (9, 9)).save(place / "mine.png")
+    assert diti_here(*words, "--out", "mine.png", cwd=place).returncode == 2
+    with Image.open(place / "mine.png") as mine:
+        assert mine.size == (9, 9)
+    assert diti_here(*words, "--out", "mine.png", "--overwrite", cwd=place).returncode == 0
 
 
 def test_vary_shows_original_reconstruction_and_variations(place, diti_here):
@@ -88,15 +92,48 @@ def test_vary_shows_original_reconstruction_and_variations(place, diti_here):
         (["interpolate", "nowhere", "a.png", "b.png"], "nowhere"),
         (["manipulate", "model", "a.png", "--attribute", "hats", "--data", "faces", "--dims", "4"], "hat"),
         (["manipulate", "model", "a.png", "--attribute", "hat", "--data", "faces", "--dims", "99"], "12"),
+        (["manipulate", "model", "a.png", "--attribute", "hat", "--data", "faces", "--dims", "0"], "--dims is 0"),
+        (["manipulate", "model", "a.png", "--attribute", "hat", "--data", "faces", "--scale", "1e308"], "too far"),
+        (
+            ["manipulate", "model", "a.png", "--attribute", "hat", "--data", "faces", "--out", "faces/h.png"],
+            "lies in",
+        ),
+        (
+            ["interpolate", "model", "a.png", "b.png", "--scales", "1e308"],
+            "too far; give numbers from -100 to 100",
+        ),
+        (["interpolate", "model", "a.png", "b.png", "--frames", "."], "--frames . holds a.png, which is read"),
+        (["interpolate", "model", "a.png", "b.png", "--out", "a.png"], "would replace a.png, which is read"),
+        (["interpolate", "model", "a.png", "b.png", "--out", "v.mp4"], "does not end in .png"),
+        (["interpolate", "model", "a.png", "b.png", "--animate", "v.mp4"], "does not end in .gif"),
+        (
+            ["interpolate", "model", "a.png", "b.png", "--out", "w.webp", "--animate", "w.webp"],
+            "both write w.webp",
+        ),
+        (["interpolate", "model", "a.png", "b.png", "--sampling-steps", "0"], "--sampling-steps is 0"),
         (["vary", "model", "model/model.json"], "model.json"),
+        (
+            ["vary", "model", "a.png", "--out", "b.png"],
+            "diti did not write it; choose another name, or add --overwrite",
+        ),
+        (["vary", "model", "a.png", "--out", "model/model.json"], "does not end in .png"),
+        (["vary", "model", "a.png", "-n", "99999999999999"], "draw from 1 to 10,000 images"),
+        (["vary", "model", "a.png", "--out="], "--out is followed by an empty word"),
+        (["sample", "model", "-n", "1000000000000"], "draw from 1 to 10,000 images"),
+        (["sample", "model", "-n", "0"], "--count is 0"),
+        (["sample", "model", "--out", "nowhere.txt"], "does not end in .png"),
+        (["train-latent", "model", "--data", "faces", "--codes", "0"], "--codes is 0; it must be 1 or more"),
         (["train-latent", "nowhere", "--data", "faces"], "nowhere"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
 )
 def test_mistakes_get_one_line(place, diti_here, words, said):
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     result = diti_here(*words, cwd=place)
     assert result.returncode == 2, result.stdout
-    assert said in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
+    (line,) = result.stderr.splitlines()
+    assert said in line and line.startswith("diti: ")
+    assert before == {path: path.stat().st_mtime_ns for path in place.rglob("*")}, "nothing is written"
 
 
 def test_the_methods_of_the_model_are_the_algorithms(model, faces, tmp_path):

@@ -117,7 +117,9 @@ def test_bad_input_is_one_line_and_leaves_no_file(tmp_path, capsys, monkeypatch)
         return shown.err
 
     assert "is not a model folder" in complaint(place, "--out", place / "a.onnx")
-    assert "is a folder; name a file" in complaint(folder, "--out", place)
+    assert "does not end in .onnx" in complaint(folder, "--out", place)
+    (tmp_path / "mine.onnx").write_bytes(b"another network")
+    assert "diti did not write it" in complaint(folder, "--out", tmp_path / "mine.onnx")
     for package in ("onnx", "onnxruntime", "onnxscript"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)

@@ -158,9 +158,10 @@ def test_pairs_of_attributes_without_labels_are_not_probed(tmp_path, photos, cap
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"tau": 0.7}, r"tau is 0\.7"),
-        ({"count": 0}, r"0 pairs"),
-        ({"images": -1}, r"-1 images"),
+        ({"tau": 0.7}, r"--tau is 0\.7"),
+        ({"count": 0}, r"--count is 0"),
+        ({"count": 10**9}, r"--count is 1000000000; it must be from 1 to 10,000"),
+        ({"images": -1}, r"--images is -1; it must be 0 or more"),
         ({"images": 10}, r"--images trains on the true factors"),
     ],
 )

@@ -82,6 +82,18 @@ def test_a_second_call_loads_the_same_classifier_without_training(learned):
     assert len(classifiers(folder)) == 1
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_damaged_classifier_is_trained_again(name, tmp_path):
+    data = dataset(64, 20, ("hat",))
+    given = {"images": 64, "channels": SMALL, "folder": tmp_path}
+    first = train_classifier(data, **given)
+    (place,) = classifiers(tmp_path)
+    (place / name).write_bytes((place / name).read_bytes()[:40])
+    again = train_classifier(data, **given)
+    assert again.traits == first.traits
+    np.testing.assert_array_equal(again(data.images[:8]), first(data.images[:8]))
+
+
 def classifiers(folder: Path) -> list[Path]:
     """The folders of readers; beside each lies its lock."""
     return [path for path in folder.iterdir() if path.is_dir()]

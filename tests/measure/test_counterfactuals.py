@@ -261,15 +261,30 @@ def test_lines_say_where_the_edits_changed_nothing(measured):
     assert "predicted by a network" in "\n".join(result_lines(measured | {"predicted": ["blue"]}))
 
 
+def test_files_that_cannot_be_written_are_told_first(place, tmp_path):
+    """Before a classifier is trained, and whatever else is wrong."""
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "figure5.png").write_text("mine")
+    for out, words in (
+        ("file", "is a file, not a folder"),
+        (".", r"figure5\.png exists, and diti did not write it"),
+    ):
+        with pytest.raises(InputError, match=words):
+            measure_counterfactuals("nothing", "nothing", tmp_path / out, FEW)
+    data = str(place / "faces")
+    with pytest.raises(InputError, match="which is read; choose a place outside"):
+        measure_counterfactuals("nothing", data, place / "faces" / "edits", FEW)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"images": 0}, "images is 0"),
         ({"pairs": -1}, "pairs is -1"),
-        ({"classifier_images": 0}, "classifier_images is 0"),
+        ({"classifier_images": 0}, "--classifier-images is 0"),
         ({"dims": 0}, "dims is 0"),
-        ({"random_groupings": 0}, "random_groupings is 0"),
-        ({"sampling_steps": 0}, "sampling_steps is 0"),
+        ({"random_groupings": 0}, "--random-groupings is 0"),
+        ({"sampling_steps": 0}, "--sampling-steps is 0"),
         ({"scale": 0.0}, "scale is 0"),
         ({"scale": float("nan")}, "scale is nan"),
         ({"selection": "l2"}, "selection is 'l2'"),
@@ -282,7 +297,10 @@ def test_bad_options_are_refused(options, message):
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"dims": 13}, "dims is 13; z of this model has 12"), ({"sampling_steps": 5_000}, "5000 sampling steps")],
+    [
+        ({"dims": 13}, "--dims is 13; z of this model has 12"),
+        ({"sampling_steps": 5_000}, "--sampling-steps is 5000"),
+    ],
 )
 def test_what_the_model_does_not_allow_is_told_before_any_work(place, tmp_path, monkeypatch, changed, message):
     monkeypatch.setenv("DITI_CACHE", str(tmp_path / "cache"))

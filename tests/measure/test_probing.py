@@ -13,7 +13,7 @@ from diti.core.errors import InputError
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
-from diti.measure.probing import ProbeOptions, probe_model, read_labels
+from diti.measure.probing import ProbeOptions, ProbeStudy, probe_model, read_labels
 from diti.representation.features import encode_dataset
 
 FEW = ProbeOptions(baselines=False, subsets=False)
@@ -135,6 +135,13 @@ def test_bad_input_is_one_clear_line(folder, faces, image_folder, diti_here, tmp
         (["--data", image_folder], "has no attributes to probe"),
         (["--data", faces, "--out", "p.txt"], "must end in .json"),
         (["--data", faces, "--few-shot", "ten"], "is not a list of numbers"),
+        (["--data", faces, "--few-shot", "nan"], "--few-shot nan is not a whole number"),
+        (["--data", faces, "--few-shot", "10,inf"], "--few-shot inf is not a whole number"),
+        (["--data", faces, "--few-shot", "2"], "--few-shot 2 cannot be drawn: give numbers from 4 to"),
+        (["--data", faces, "--few-shot", "1e30"], "cannot be drawn: give numbers from 4 to"),
+        (["--data", faces, "--reconstruct", "-3"], "--reconstruct is -3; give a number of test images"),
+        (["--data", faces, "--out", faces / "p.json"], "which is read; choose a place outside"),
+        (["--data", faces, "--out", folder / "model.json"], "model.json exists, and diti did not write it"),
         (["--data", faces, "--against", tmp_path / "no.json"], "is missing"),
     ):
         result = diti_here("probe", folder, *words, cwd=tmp_path)
@@ -142,8 +149,17 @@ def test_bad_input_is_one_clear_line(folder, faces, image_folder, diti_here, tmp
         assert said in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
 
 
-def test_codes_that_are_not_numbers_are_refused(folder, faces, model):
-    model.encoder.head.bias.data[0] = float("nan")
-    model.save(folder)
-    with pytest.raises(InputError, match=r"(?i)nan|not finite|finite"):
-        probe_model(str(folder), str(faces), folder.parent / "p.json", FEW)
+def test_a_record_of_another_kind_is_told_before_the_work(folder, faces, tmp_path):
+    """--against names a list, another record, or a probe of other attributes."""
+    other = tmp_path / "other.json"
+    rows = [{"name": "bark", "kind": "binary", "ap": 0.5}]
+    for content in (
+        [],
+        {"probe": []},
+        {"probe": {"rows": [1]}},
+        {"probe": {"rows": rows}},
+        {"probe": {"rows": [{}]}},
+    ):
+        other.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=r"other\.json"):
+            ProbeStudy.of(str(folder), str(faces), tmp_path / "p.json", replace(FEW, against=str(other)))

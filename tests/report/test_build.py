@@ -11,8 +11,10 @@ from fake_run import make_run
 from diti.cli import main
 from diti.core.errors import InputError
 from diti.core.runs import versions, write_json
-from diti.data.sources import open_data
-from diti.report import evidence
+from diti.data.prepare import prepare
+from diti.data.source import ReadOptions
+from diti.data.sources import find_source, open_data
+from diti.report import build, evidence
 from diti.report.blocks import Cell, Table
 from diti.report.build import find_runs, listed, shared_data
 from diti.report.evidence import Effort, plan_stages
@@ -31,6 +33,41 @@ def test_what_is_no_run_is_one_line(tmp_path, capsys, name, complaint):
     assert main(["report", str(tmp_path / name), "--out", str(tmp_path / "report")]) == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "3"])
+def test_a_run_json_of_another_kind_is_one_line(tmp_path, capsys, content):
+    run = make_run(tmp_path / "a")
+    (run / "run.json").write_text(content)
+    assert main(["report", str(run), "--out", str(tmp_path / "report")]) == 2
+    complaint = capsys.readouterr().err
+    assert "run.json" in complaint and complaint.count("\n") == 1
+
+
+def test_a_page_of_others_is_not_replaced(tmp_path, capsys):
+    run, out = make_run(tmp_path / "a"), tmp_path / "site"
+    out.mkdir()
+    (out / "index.html").write_text("<html>my site</html>")
+    assert main(["report", str(run), "--out", str(out)]) == 2
+    assert "index.html exists, and diti did not write it" in capsys.readouterr().err
+    assert main(["report", str(run), "--out", str(out), "--overwrite"]) == 2
+    assert "not a finished run" in capsys.readouterr().err
+    assert main(["report", str(run), "--out", str(out / "index.html")]) == 2
+    assert "is a file, not a folder" in capsys.readouterr().err
+
+
+def test_data_of_another_size_are_refused_before_anything_is_measured(tmp_path, monkeypatch, image_folder):
+    run = make_run(tmp_path / "a")
+    (run / "encoder" / "config.json").write_text(json.dumps({"size": 16}))
+    prepare(find_source(str(image_folder), ReadOptions(size=8)), tmp_path / "data", 8)
+    monkeypatch.setattr(build, "check_finished", lambda path: None)
+    monkeypatch.setattr(build, "measure_runs", None)
+    with pytest.raises(InputError, match="has images of 8 px, the runs take 16 px: prepare it with --size 16"):
+        build.report([run], tmp_path / "out", data=str(tmp_path / "data"))
+    (run / "encoder" / "config.json").write_text(json.dumps({"size": "16"}))
+    with pytest.raises(InputError, match=r"encoder/config\.json says images of '16' px"):
+        build.report([run], tmp_path / "out", data=str(tmp_path / "data"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_run_at_all_is_one_line(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The only uint8 ↔ [-1, 1] conversion, and captioned grids of images."""
+"""The only uint8 ↔ [-1, 1] conversion, captioned grids of images, and pictures signed by who made them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from diti.core.errors import InputError
 from diti.core.runs import atomic_path
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
+PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
+LARGEST = {"JPEG": 65_500, "WEBP": 16_383}  # px of a side, of the formats that have a limit
+SOFTWARE, SIGNATURE = 0x0131, "diti"  # EXIF's tag for the program that made a picture
 _INK, _PAPER, _GAP, _FONT_SIZE = (40, 40, 46), (255, 255, 255), 2, 13
 
 
@@ -32,6 +36,11 @@ def to_uint8(images: torch.Tensor) -> np.ndarray:
     """float (N, 3, H, W) in [-1, 1] → uint8 (N, H, W, 3); values outside are clamped, the rest rounded."""
     import torch
 
+    if not bool(torch.isfinite(images).all()):
+        raise InputError(
+            "the images came out as numbers that are not finite, and are not written; use smaller scales, or a "
+            "model whose training did not diverge"
+        )
     pixels = images.detach().float().add(1.0).mul(127.5).round_().clamp_(0, 255)
     return pixels.to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu().numpy()
 
@@ -76,14 +85,42 @@ def grid(
 
 
 def save_picture(picture: Image.Image, path: Path) -> Path:
-    """Write a PNG (or whatever the name's ending says) under a temporary name and rename it."""
+    """Write a picture, of the kind that the name's ending says, under a temporary name and rename it."""
+    kind = picture_kind(path)
+    if max(picture.size) > LARGEST.get(kind, max(picture.size)):
+        width, height = picture.size
+        raise InputError(
+            f"{path} would be {width}×{height} px, too large for {kind}; name a .png, or draw fewer images"
+        )
     with atomic_path(path) as temporary:
-        picture.save(temporary, format=Image.registered_extensions().get(path.suffix.lower(), "PNG"))
+        picture.save(temporary, format=kind, exif=signature())
     return path
+
+
+def picture_kind(path: Path) -> str:
+    """PNG, JPEG, WEBP or TIFF by the ending of the name."""
+    if path.is_dir():
+        raise InputError(f"--out {path} is a folder; name a file such as {path / 'faces.png'}")
+    if path.suffix.lower() not in PICTURES:
+        raise InputError(f"--out {path} does not end in {', '.join(PICTURES)}; name a picture such as faces.png")
+    return PICTURES[path.suffix.lower()]
+
+
+def signature() -> Image.Exif:
+    """To be saved with a picture, so that it can be told from others' pictures."""
+    exif = Image.Exif()
+    exif[SOFTWARE] = SIGNATURE
+    return exif
+
+
+def is_signed(path: Path) -> bool:
+    """Whether `save_picture`, `save_figure` or an animation of ours wrote this file."""
+    with Image.open(path) as picture:
+        return picture.getexif().get(SOFTWARE) == SIGNATURE or picture.info.get("comment") == SIGNATURE.encode()
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
     """Write a matplotlib figure as a PNG under a temporary name and rename it."""
     with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=130)
+        figure.savefig(temporary, format="png", dpi=130, pil_kwargs={"exif": signature()})
     return path

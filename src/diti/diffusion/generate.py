@@ -15,7 +15,14 @@ from diti.core.rng import torch_generator
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.sampler import EpsFn, OnStep, ddim, dpm_solver_2m, timesteps
 
+MOST_IMAGES = 10_000  # of one picture
 SOLVERS = {"2m": dpm_solver_2m, "ddim": ddim}
+
+
+def require_count(count: int) -> None:
+    """InputError for a number of images that cannot be drawn as one picture."""
+    if not 1 <= count <= MOST_IMAGES:
+        raise InputError(f"--count is {count}; draw from 1 to {MOST_IMAGES:,} images")
 
 
 def samples(
@@ -51,11 +58,8 @@ def save_samples(
     backbone: Backbone, count: int, seed: int, sampling_steps: int, path: Path, columns: int = 8
 ) -> Path:
     """Draw images with a progress bar and write them as one picture."""
-    if count < 1 or not 1 <= sampling_steps <= backbone.timesteps:
-        raise InputError(
-            f"{count} images with {sampling_steps} sampling steps; "
-            f"use 1 image or more and 1 to {backbone.timesteps} steps"
-        )
+    require_count(count)
+    timesteps(backbone.schedule, sampling_steps)  # tells a number that it does not have before the bar
     with progress_bar("sampling", sampling_steps, unit="steps") as advance:
         images = samples(backbone.eval(), count, seed, sampling_steps, on_step=lambda index, total, x: advance())
     return save_picture(grid(to_uint8(images), min(columns, count)), path)

@@ -52,7 +52,7 @@ def timesteps(schedule: Schedule, sampling_steps: int, spacing: str = "mixed") -
     scale = time_scale(schedule, spacing)
     last = len(scale) - 1
     if not 1 <= sampling_steps <= last + 1:
-        raise InputError(f"{sampling_steps} sampling steps; this schedule allows 1 to {last + 1}")
+        raise InputError(f"--sampling-steps is {sampling_steps}; the schedule allows 1 to {last + 1}")
     even = np.linspace(1, 0, sampling_steps)[::-1]
     order = np.arange(sampling_steps)
     rounded = np.interp(even, scale, np.arange(last + 1)).round().astype(int)

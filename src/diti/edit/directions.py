@@ -30,6 +30,7 @@ from diti.representation.models.model import Model
 ARRAYS = ("weight", "pattern", "mean", "std")
 FORMAT = "2"
 ALONG = ("pattern", "weight")  # what an edit follows; the paper follows the weight
+MOST_DIMS = 32  # d' unless given: of the authors' 512; for short codes a quarter
 CONTINUOUS = "ridge"  # the method for continuous attributes: largest weights of a ridge regression
 
 
@@ -91,6 +92,15 @@ def check_along(along: str) -> None:
     """InputError for anything else than pattern and weight."""
     if along not in ALONG:
         raise InputError(f"along is {along!r}; allowed: {', '.join(ALONG)}")
+
+
+def checked_dims(model: Model, dims: int | None) -> int:
+    """d', by default 32 or a quarter of a short code."""
+    if dims is None:
+        return max(1, min(MOST_DIMS, model.dims // 4))
+    if not 1 <= dims <= model.dims:
+        raise InputError(f"--dims is {dims}; z of this model has {model.dims} dims: use 1 to {model.dims}")
+    return dims
 
 
 def pattern_of(z: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -181,8 +191,7 @@ def _checked_rows(
     """Training rows, validation rows and labels (N,); a clear line where a direction cannot be learned."""
     check_selection(selection)
     y = dataset.labels([attribute])[:, 0]
-    if not 1 <= dims <= model.dims:
-        raise InputError(f"dims is {dims}; z of this model has {model.dims} dims: use 1 to {model.dims}")
+    checked_dims(model, dims)
     train, valid = dataset.rows("train"), dataset.rows("valid")
     for split, rows in (("train", train), ("valid", valid)):
         if len(rows) == 0:
@@ -222,15 +231,18 @@ def load_direction(path: Path) -> Direction:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118 (not a dict)
         facts: dict[str, Any] = json.loads(metadata["direction"])
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+    except (SafetensorError, KeyError, OSError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is not a saved direction ({error}); delete it and learn it again") from None
     known = {field.name for field in fields(Direction)}
+    if not isinstance(facts, dict) or not isinstance(facts.get("dims"), list):
+        raise InputError(f"{path} is not a saved direction; delete it and learn it again")
     if metadata.get("format") != FORMAT or {*facts, *arrays} != known:
         odd = ", ".join(sorted({*facts, *arrays} ^ known)) or f"format {metadata.get('format')}"
         raise InputError(f"{path} was written by another version ({odd}); delete it and learn it again")
     direction = Direction(**{**facts, **arrays, "dims": tuple(facts["dims"])})
     moved = tuple(np.flatnonzero(direction.weight).tolist())
-    if len({a.shape for a in arrays.values()}) > 1 or not set(moved) <= set(direction.dims):
+    finite = all(np.isfinite(array).all() for array in arrays.values())
+    if not finite or len({a.shape for a in arrays.values()}) > 1 or not set(moved) <= set(direction.dims):
         raise InputError(f"{path} is damaged: its arrays do not fit its dims; delete it and learn it again")
     return direction
 
@@ -242,7 +254,10 @@ def saved_direction(
     path = direction_path(folder, attribute)
     if not path.exists():
         return None
-    found = load_direction(path)
+    try:
+        found = load_direction(path)
+    except InputError:  # cut, or of another version: it is learned again, and replaced
+        return None
     wanted = (dataset.hash, dims, method_for(dataset, attribute, selection), seed, code_space_hash(model))
     same = (found.data_hash, len(found.dims), found.method, found.seed, found.encoder) == wanted
     return found if same else None

@@ -8,31 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from diti.core.errors import InputError, nearest
-from diti.core.images import save_picture
+from diti.core.images import picture_kind, save_picture
+from diti.core.outputs import require_apart, require_writable
 from diti.core.progress import progress_bar
-from diti.data.decode import decode_file
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.edit.invert import Inverted
 from diti.edit.mix import lerp, slerp
 from diti.edit.pictures import (
     animation_kind,
+    frame_files,
     interpolation_frames,
     interpolation_grid,
     save_animation,
     save_frames,
 )
 from diti.representation.models.decoding import DecodingModel
-from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.inputs import Images, as_batch, read_images
 from diti.representation.partition import THIRDS, Partition
 
 DIRECTIONS = ("a_to_b", "b_to_a")  # the complement of the subset is fixed to A; to B
 NOISES = ("slerp", "keep", "random")  # x_T goes along the sphere; stays that of the start; is drawn anew
+FARTHEST = 100  # scale: whatever lies beyond is no image any more
+MOST_VARIANTS = 10_000  # images of one interpolation
 BORROWED_SUBSETS = 64  # of the balanced split that a model without a partition borrows, as in figure 5 for PDAE
 
 
@@ -91,6 +92,7 @@ def interpolate(
     ends = torch.cat([_one_image(model, name, image) for name, image in (("A", a), ("B", b))])
     partition, notes = cut_of(model, partition)
     variants = plan(partition, subsets, check_scales(scales), directions, x_t)
+    model.validate_sampling_steps(sampling_steps)
     shared = model.new_noise(1, seed, "interpolate").expand(2, *model.noise_shape) if x_t == "random" else None
     start = invert_ends(model, ends, sampling_steps, masked, shared, progress)
     codes, noises = mix_variants(start.z, start.x_T, variants, partition, x_t)
@@ -120,6 +122,10 @@ def plan(
         once = bool(chosen_dims(partition, subset).all()) and x_t != "keep"
         for direction in dict.fromkeys(directions[:1] if once else directions):
             variants += [Variant(subset, direction, scale) for scale in dict.fromkeys(scales)]
+    if len(variants) > MOST_VARIANTS:
+        raise InputError(
+            f"{len(variants):,} images at once; give fewer scales or subsets: {MOST_VARIANTS:,} at most"
+        )
     return variants
 
 
@@ -195,7 +201,7 @@ def chosen_dims(partition: Partition, subset: str) -> Tensor:
 
 
 def check_scales(scales: Sequence[Any]) -> list[float]:
-    """Scales as finite numbers, at least one."""
+    """Scales as numbers that an edit can follow, at least one."""
     checked = []
     for scale in scales:
         try:
@@ -204,6 +210,8 @@ def check_scales(scales: Sequence[Any]) -> list[float]:
             number = math.nan
         if not math.isfinite(number):
             raise InputError(f"scale {scale!r} is not a number; give numbers with commas between, such as 0,0.5,1")
+        if abs(number) > FARTHEST:
+            raise InputError(f"scale {number:g} is too far; give numbers from {-FARTHEST:g} to {FARTHEST:g}")
         checked.append(number)
     if not checked:
         raise InputError("no scales were given; give at least one number, such as 0.5")
@@ -224,14 +232,12 @@ def interpolate_files(
     animate: Path | None = None,
     sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
+    overwrite: bool = False,
 ) -> list[str]:
     """`diti interpolate`: two image files → a grid, on request single frames and an animation; what to print."""
-    if out.is_dir():
-        raise InputError(f"{out} is a folder; name a file such as {out / 'grid.png'}")
-    if animate is not None:
-        animation_kind(animate)
-    lines: list[str] = []
-    a, b = (_read(Path(name), model.size, lines) for name in (first, second))
+    variants = plan(cut_of(model, None)[0], subsets, check_scales(scales), DIRECTIONS, x_t)
+    check_files(variants, (first, second), out, frames, animate, overwrite)
+    (a, b), lines = read_images((first, second), model.size)
     options: dict[str, Any] = {"x_t": x_t, "masked": masked, "sampling_steps": sampling_steps, "seed": seed}
     result = interpolate(model, a, b, subsets, scales, progress=True, **options)
     for subset in dict.fromkeys(v.subset for v in result.variants):
@@ -247,21 +253,31 @@ def interpolate_files(
     return lines
 
 
+def check_files(
+    variants: Sequence[Variant],
+    inputs: Sequence[str],
+    out: Path,
+    frames: Path | None,
+    animate: Path | None,
+    overwrite: bool,
+) -> None:
+    """InputError for files that cannot be written, or must not."""
+    picture_kind(out)
+    outputs = {"--out": [out]}
+    if frames is not None:
+        require_apart("--frames", frames, inputs)
+        outputs["--frames"] = frame_files(variants, frames)
+    if animate is not None:
+        animation_kind(animate)
+        outputs["--animate"] = [animate]
+    require_writable(outputs, inputs, overwrite=overwrite)
+
+
 def _one_image(model: DecodingModel, name: str, image: Images) -> Tensor:
     """(1, 3, H, W)."""
     pixels = as_batch(image, model.size)
     if len(pixels) != 1:
         raise InputError(f"{name} is a batch of {len(pixels)} images; give one image")
-    return pixels
-
-
-def _read(path: Path, size: int, lines: list[str]) -> np.ndarray:
-    """uint8 (size, size, 3) of an image file, upright; a line where it had another size."""
-    pixels = decode_file(path, size)
-    with Image.open(path) as image:
-        width, height = image.size
-    if (width, height) != (size, size):
-        lines.append(f"{path}: cropped to its centre and resized from {width}×{height} to {size}×{size} px")
     return pixels
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.core.images import grid, save_picture, to_uint8
+from diti.core.images import grid, picture_kind, save_picture, to_uint8
+from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
-from diti.data.decode import decode_file
 from diti.data.sources import open_data
 from diti.diffusion.files import locate, may_keep
 from diti.diffusion.generate import SAMPLING_STEPS
@@ -21,6 +21,7 @@ from diti.diffusion.sampler import OnStep, timesteps
 from diti.edit.directions import (
     CONTINUOUS,
     Direction,
+    checked_dims,
     code_space_hash,
     direction_path,
     find_or_learn_direction,
@@ -30,7 +31,7 @@ from diti.edit.invert import Inverted
 from diti.edit.select import DEFAULT_SELECTION
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.diffusion import DiTi
-from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.inputs import Images, as_batch, read_images
 from diti.representation.models.loading import load_with_decoder
 
 SCALE = 0.3  # s of the authors, PDAE and Diff-AE
@@ -97,7 +98,7 @@ def manipulate(
 def first_guided_step(steps: Sequence[int], stop_guidance: float) -> int:
     """The t from which z guides, when that share of the last of the descending steps goes without it."""
     if not 0 <= stop_guidance < 1:
-        raise InputError(f"stop_guidance is {stop_guidance:g}; give a share of the steps, 0 or more and below 1")
+        raise InputError(f"--stop-guidance is {stop_guidance:g}; give a share of the steps, 0 or more and below 1")
     free = round(stop_guidance * len(steps))
     return steps[min(len(steps) - free, len(steps) - 1)] + (1 if free else 0)
 
@@ -108,7 +109,7 @@ def _stop_below(model: DecodingModel, stop_guidance: float, sampling_steps: int)
         return 0
     if not isinstance(model, DiTi):
         raise InputError(
-            f"stop_guidance is {stop_guidance:g}: it follows a frozen model without z, and a {model.method} "
+            f"--stop-guidance is {stop_guidance:g}: it follows a frozen model without z, and a {model.method} "
             "model has none; use 0, or a diti or pdae model"
         )
     return first_guided_step(timesteps(model.schedule, sampling_steps), stop_guidance)
@@ -136,7 +137,7 @@ def manipulate_files(
     image: Path,
     attribute: str,
     data: str,
-    dims: int,
+    dims: int | None,
     scales: Sequence[float],
     out: Path,
     *,
@@ -146,14 +147,18 @@ def manipulate_files(
     stop_guidance: float = 0.0,
     sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
+    overwrite: bool = False,
 ) -> list[str]:
     """`diti manipulate`: an image file → a captioned row; the model folder keeps the direction; what to print."""
-    if out.is_dir():
-        raise InputError(f"{out} is a folder; name a file such as {out / 'grid.png'}")
-    folder, loaded = locate(model), load_with_decoder(model)
-    pixels = decode_file(image, loaded.size)
+    picture_kind(out)
+    require_writable({"--out": [out]}, [image, data], overwrite=overwrite)
+    folder, loaded, scales = locate(model), load_with_decoder(model), check_scales(scales)
+    dims = checked_dims(loaded, dims)
+    loaded.validate_sampling_steps(sampling_steps)
+    _stop_below(loaded, stop_guidance, sampling_steps)
+    (pixels,), resized = read_images([image], loaded.size)
     direction, lines = direction_and_lines(loaded, folder, attribute, data, dims, selection, seed)
-    direction = direction.following(along)
+    direction, lines = direction.following(along), [*resized, *lines]
     steps = loaded.steps_of(1, sampling_steps) + loaded.steps_of(1 + len(scales), sampling_steps)
     with progress_bar("manipulating", steps, unit="steps") as advance:
         result = manipulate(

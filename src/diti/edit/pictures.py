@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from PIL import Image
 
 from diti.core.errors import InputError
-from diti.core.images import grid, save_picture, to_uint8
+from diti.core.images import SIGNATURE, grid, save_picture, signature, to_uint8
 from diti.core.runs import atomic_path
 
 if TYPE_CHECKING:
-    from diti.edit.interpolate import Interpolation
+    from diti.edit.interpolate import Interpolation, Variant
 
 ANIMATIONS = {".gif": "GIF", ".webp": "WEBP"}
 FRAME_MS, PAUSE_MS = 120, 700  # time of a frame; of the two frames where the way turns
@@ -58,17 +59,18 @@ def interpolation_grid(result: Interpolation) -> Image.Image:
     return grid(cells, between + 2, captions=captions, row_labels=labels, title=title)
 
 
+def frame_files(variants: Sequence[Variant], folder: Path) -> list[Path]:
+    """Where `save_frames` writes: A, B, their reconstructions, then the variants."""
+    names = [f"{v.subset.replace(':', '-').replace(',', '+')}_{v.direction}_{v.scale:g}" for v in variants]
+    return [folder / f"{name}.png" for name in ("a", "b", "a_reconstruction", "b_reconstruction", *names)]
+
+
 def save_frames(result: Interpolation, folder: Path) -> int:
     """Every image in its own size as a PNG, with A, B and their reconstructions; returns how many."""
-    named = {
-        f"{v.subset.replace(':', '-').replace(',', '+')}_{v.direction}_{v.scale:g}": image
-        for v, image in zip(result.variants, to_uint8(result.images), strict=True)
-    }
-    for name, pair in (("", result.ends), ("_reconstruction", result.reconstructions)):
-        named |= {f"{end}{name}": image for end, image in zip("ab", to_uint8(pair), strict=True)}
-    for name, image in named.items():
-        save_picture(Image.fromarray(image), folder / f"{name}.png")
-    return len(named)
+    images = to_uint8(torch.cat([result.ends, result.reconstructions, result.images]))
+    for image, path in zip(images, frame_files(result.variants, folder), strict=True):
+        save_picture(Image.fromarray(image), path)
+    return len(images)
 
 
 def interpolation_frames(result: Interpolation) -> list[Image.Image]:
@@ -92,13 +94,14 @@ def save_animation(frames: Sequence[Image.Image], path: Path) -> Path:
     times = [PAUSE_MS if place in (0, count - 1) else FRAME_MS for place in order]
     first, *others = (frames[place] for place in order)
     with atomic_path(path) as temporary:
-        quality = {"lossless": True} if kind == "WEBP" else {}
-        first.save(temporary, format=kind, save_all=True, append_images=others, duration=times, loop=0, **quality)
+        own = {"comment": SIGNATURE} if kind == "GIF" else {"lossless": True, "exif": signature()}
+        first.save(temporary, format=kind, save_all=True, append_images=others, duration=times, loop=0, **own)
     return path
 
 
 def animation_kind(path: Path) -> str:
     """GIF or WEBP by the ending of the name."""
     if path.suffix.lower() not in ANIMATIONS:
-        raise InputError(f"{path} does not end in {' or '.join(ANIMATIONS)}; name an animation such as faces.gif")
+        endings = " or ".join(ANIMATIONS)
+        raise InputError(f"--animate {path} does not end in {endings}; name an animation such as faces.gif")
     return ANIMATIONS[path.suffix.lower()]

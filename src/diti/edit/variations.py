@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.core.images import grid, save_picture, to_float, to_uint8
+from diti.core.images import grid, picture_kind, save_picture, to_float, to_uint8
+from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
-from diti.data.decode import decode_file
 from diti.diffusion.backbone import load_backbone
 from diti.diffusion.files import locate
-from diti.diffusion.generate import SAMPLING_STEPS
+from diti.diffusion.generate import SAMPLING_STEPS, require_count
 from diti.diffusion.generate import save_samples as save_backbone_samples
 from diti.diffusion.sampler import OnStep
 from diti.edit.invert import Inverted
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.direct import DirectModel
-from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.inputs import Images, as_batch, read_images
 from diti.representation.models.loading import load_with_decoder
 from diti.representation.models.model import Model
 from diti.representation.networks.latent import FOLDER as LATENT
@@ -81,7 +81,8 @@ def draw(
     """(count, 3, H, W) images of nothing in the data: both the code and the noise are drawn."""
     if codes.dims != model.dims:
         raise InputError(f"the latent draws codes of {codes.dims} dims, the model has {model.dims}; use its own")
-    require_count(model, count, sampling_steps)
+    require_count(count)
+    model.validate_sampling_steps(sampling_steps)
     return model.decode(codes.sample(count, seed), model.new_noise(count, seed), sampling_steps, on_step=on_step)
 
 
@@ -103,16 +104,10 @@ def vary(
     if len(pixels) != 1:
         raise InputError(f"{len(pixels)} images were given; vary one at a time")
     require_noise(model)
-    require_count(model, count, sampling_steps)
+    require_count(count)
+    model.validate_sampling_steps(sampling_steps)
     z = model.encode(pixels).expand(count, -1)
     return model.decode(z, model.new_noise(count, seed), sampling_steps, on_step=on_step)
-
-
-def require_count(model: DecodingModel, count: int, sampling_steps: int) -> None:
-    """InputError unless there is something to draw and the decoder can take so many steps."""
-    if count < 1:
-        raise InputError(f"{count} images with {sampling_steps} sampling steps; use 1 image or more")
-    model.validate_sampling_steps(sampling_steps)
 
 
 def require_noise(model: DecodingModel) -> None:
@@ -122,9 +117,16 @@ def require_noise(model: DecodingModel) -> None:
 
 
 def save_samples(
-    source: str | Path, count: int, out: Path, *, seed: int = 0, sampling_steps: int = SAMPLING_STEPS
+    source: str | Path,
+    count: int,
+    out: Path,
+    *,
+    seed: int = 0,
+    sampling_steps: int = SAMPLING_STEPS,
+    overwrite: bool = False,
 ) -> list[str]:
     """`diti sample`: of a model with new codes where it can draw some, else from its backbone; what to print."""
+    check_picture(count, out, overwrite=overwrite)
     folder = locate(source)
     if (folder / "unet").is_dir() and not (folder / LATENT / "config.json").is_file():
         lines = [f"wrote {save_backbone_samples(load_backbone(folder), count, seed, sampling_steps, out)}"]
@@ -132,6 +134,13 @@ def save_samples(
             lines.append(f"drawn by the backbone alone; for new z run: diti train-latent {source} --data DATA")
         return lines
     return [f"wrote {save_new_images(folder, count, seed, sampling_steps, out)}: z drawn anew, then decoded"]
+
+
+def check_picture(count: int, out: Path, *inputs: Path, overwrite: bool) -> None:
+    """InputError for a number of images that cannot be drawn, or a picture that cannot be written."""
+    require_count(count)
+    picture_kind(out)
+    require_writable({"--out": [out]}, inputs, overwrite=overwrite)
 
 
 def save_new_images(
@@ -145,6 +154,7 @@ def save_new_images(
     folder = locate(source)
     model = load_with_decoder(folder)
     codes = new_codes(model, folder)
+    model.validate_sampling_steps(sampling_steps)
     with progress_bar("drawing", model.steps_of(count, sampling_steps), unit="steps") as advance:
         images = draw(model, codes, count, seed, sampling_steps, on_step=lambda index, total, x: advance())
     return save_picture(grid(to_uint8(images), min(COLUMNS, count)), out)
@@ -158,12 +168,22 @@ def new_codes(model: DecodingModel, folder: Path) -> Codes:
 
 
 def save_variations(
-    source: str | Path, image: Path, count: int, out: Path, *, seed: int = 0, sampling_steps: int = SAMPLING_STEPS
-) -> Path:
-    """`diti vary`: the original, its reconstruction with its own noise, then variations, as one picture."""
+    source: str | Path,
+    image: Path,
+    count: int,
+    out: Path,
+    *,
+    seed: int = 0,
+    sampling_steps: int = SAMPLING_STEPS,
+    overwrite: bool = False,
+) -> list[str]:
+    """`diti vary`: the original, its reconstruction with its own noise, then variations; what to print."""
+    check_picture(count, out, image, overwrite=overwrite)
     model = load_with_decoder(source)
-    original = to_float(decode_file(image, model.size)[None])
+    (pixels,), lines = read_images([image], model.size)
+    original = to_float(pixels[None])
     require_noise(model)
+    model.validate_sampling_steps(sampling_steps)
     steps = 2 * model.steps_of(1, sampling_steps) + model.steps_of(count, sampling_steps)
     with progress_bar("varying", steps, unit="steps") as advance:
 
@@ -175,4 +195,5 @@ def save_variations(
         rebuilt = own.decode(own.z, own.x_T, on_step)
     captions = ["original", "its own noise", *(f"new noise {i + 1}" for i in range(count))]
     pictures = to_uint8(torch.cat([original, rebuilt, varied]))
-    return save_picture(grid(pictures, min(COLUMNS, count + 2), captions=captions), out)
+    sheet = grid(pictures, min(COLUMNS, count + 2), captions=captions)
+    return [*lines, f"wrote {save_picture(sheet, out)}"]

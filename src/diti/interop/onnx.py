@@ -20,6 +20,7 @@ from torch import Tensor
 
 from diti import __version__
 from diti.core.errors import InputError
+from diti.core.outputs import require_writable
 from diti.core.rng import torch_generator
 from diti.core.runs import atomic_path
 from diti.representation.models.model import Model
@@ -38,8 +39,6 @@ def export_encoder(model: Model, out: Path) -> str:
     images. It is run in onnxruntime before it gets its name.
     """
     require_extra()
-    if out.is_dir():
-        raise InputError(f"--out {out} is a folder; name a file, such as {out / 'encoder.onnx'}")
     import onnx
 
     encoder = copy.deepcopy(model.encoder).cpu().float().eval().requires_grad_(False)
@@ -54,6 +53,13 @@ def export_encoder(model: Model, out: Path) -> str:
         f"{out.stat().st_size / 1e6:.1f} MB; differs from torch by {largest:.0e} at most. In Python:\n\n"
         f"{example(out, model.size)}\n"
     )
+
+
+def check_file(out: Path, *, overwrite: bool) -> None:
+    """InputError for a file that cannot be written, or must not."""
+    if out.suffix.lower() != ".onnx":
+        raise InputError(f"--out {out} does not end in .onnx; name a file, such as encoder.onnx")
+    require_writable({"--out": [out]}, overwrite=overwrite)
 
 
 def require_extra() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from diti.config import Range, check_number
 from diti.core.errors import InputError
 from diti.core.images import to_float
+from diti.core.outputs import require_writable
 from diti.core.progress import Advance, progress_bar
 from diti.core.rng import torch_generator
 from diti.core.runs import versions, write_json
@@ -52,13 +54,27 @@ from diti.theory import (
 )
 
 SHOWN = 4  # images of figure 1b
+FILES = (
+    "analysis.json", "overlap.png", "reconstructions_by_time.png", "losses.png", "attribute_loss.png",
+    "ordering.png",
+)  # fmt: skip
+MOST_PAIRS = 10_000  # per attribute
 FEWEST_RANKED = 3  # attributes that an order needs
 PROBED_ROWS = 20_000  # training images that the probes of single subsets are fitted to
 CLOSED, MEASURED = "lost_at_closed_form", "lost_at_monte_carlo"
 
 
 def analyze(
-    model: str, data: str, out: Path, *, pairs: Path | None, count: int, tau: float, seed: int, images: int
+    model: str,
+    data: str,
+    out: Path,
+    *,
+    pairs: Path | None,
+    count: int,
+    tau: float,
+    seed: int,
+    images: int,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Measure and draw everything that MODEL and DATA allow; writes `out`/analysis.json and PNGs beside it.
 
@@ -67,6 +83,7 @@ def analyze(
     as lost. images: length of each of two trainings on the true factors of toy faces; 0 leaves them out.
     """
     _check_numbers(count, tau, images)
+    require_writable({"--out": [out / name for name in FILES]}, [data, pairs], overwrite=overwrite)
     backbone, trained = open_model(model)
     dataset = open_data(data, backbone.size)
     backbone.require_size(dataset.size)
@@ -109,9 +126,12 @@ def open_model(source: str) -> tuple[Backbone, DiTi | None]:
 
 def _check_numbers(count: int, tau: float, images: int) -> None:
     """Refuse before the first minute of work is spent."""
-    if count < 1 or images < 0:
-        raise InputError(f"{count} pairs and {images} images; give at least 1 pair, and 0 (off) or more images")
-    lost_at([0.0], [0], tau)
+    check_number("count", count, Range(1, MOST_PAIRS))
+    check_number("images", images, Range(0, 10**15, hint="0 = off"))
+    try:
+        lost_at([0.0], [0], tau)
+    except InputError as error:
+        raise InputError(f"--{error}") from None
 
 
 def _find_pairs(dataset: Dataset, table: Path | None, count: int, size: int, seed: int) -> Pairs | None:

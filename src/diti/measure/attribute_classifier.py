@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -29,7 +30,7 @@ from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset, Stream
-from diti.diffusion.files import load_strictly
+from diti.diffusion.files import load_strictly, named
 from diti.probe.scores import average_precision, pearson
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.model import BATCH, inference
@@ -195,8 +196,12 @@ def train_classifier(
     config = reader_config(names, channels, images, seed)
     place = (folder or cache_folder() / "classifiers") / _key(dataset, config)
     with alone(place):
-        if not (place / WEIGHTS).is_file():
-            _make_reader(dataset, config, labels, tested, place)
+        if (place / WEIGHTS).is_file():
+            try:
+                return load_classifier(place)
+            except InputError:  # damaged: it can be trained again
+                shutil.rmtree(place)
+        _make_reader(dataset, config, labels, tested, place)
     return load_classifier(place)
 
 
@@ -234,8 +239,9 @@ def load_classifier(folder: Path) -> AttributeClassifier:
     description, state = read_network(folder)
     if description.get("format") != FORMAT:
         raise InputError(f"{folder} was written by another version; delete it and train the classifier again")
-    traits = tuple(Trait(**trait) for trait in description["traits"])
-    network = ReaderNetwork(description["size"], description["channels"], len(traits))
+    with named(folder / "config.json"):
+        traits = tuple(Trait(**trait) for trait in description["traits"])
+        network = ReaderNetwork(description["size"], description["channels"], len(traits))
     load_strictly(network, state, str(folder))
     return AttributeClassifier(network.read, description["size"], traits, network.trunk)
 

@@ -8,7 +8,6 @@ Letters: N images, A attributes, D dims of z, d' of which an edit moves.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -18,8 +17,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from diti.config import COUNT, Range, check_number
 from diti.core.errors import InputError
 from diti.core.images import to_float
+from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
 from diti.core.runs import command_line, sha256_parts, versions, write_json
@@ -28,8 +29,8 @@ from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS
-from diti.edit.directions import Direction, check_along, find_or_learn_direction, standardise
-from diti.edit.interpolate import cut_of
+from diti.edit.directions import Direction, check_along, checked_dims, find_or_learn_direction, standardise
+from diti.edit.interpolate import FARTHEST, cut_of
 from diti.edit.manipulate import SCALE
 from diti.edit.select import DEFAULT_SELECTION, check_selection, compare_selections, fit_linear
 from diti.measure.attribute_classifier import IMAGES, AttributeClassifier, train_classifier
@@ -42,7 +43,7 @@ from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.loading import load_with_decoder
 from diti.representation.partition import THIRDS, Partition
 
-MOST_DIMS = 32  # d' unless given: of the authors' 512; for short codes a quarter
+FILES = ("counterfactuals.json", "figure2a.png", "figure5.png", "figure7.png")
 SHOWN = 6  # attributes of figure 2a
 ROWS = 4  # pairs of figure 7
 COMPARED = 4  # binary attributes on which the ways to choose dims are compared
@@ -68,20 +69,20 @@ class CounterfactualOptions:
     random_groupings: int = 3  # of dims, to say what chance gives
     sampling_steps: int = SAMPLING_STEPS  # network calls from image to noise, and back
     seed: int = 0
+    overwrite: bool = False  # also replace files that diti did not write
 
     def __post_init__(self) -> None:
         for name in ("images", "pairs", "classifier_images", "dims", "random_groupings", "sampling_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; give 1 or more")
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise InputError(f"scale is {self.scale}; give a number above 0, such as {SCALE}")
+            if (value := getattr(self, name)) is not None:
+                check_number(name, value, COUNT)
+        check_number("scale", self.scale, Range(0, FARTHEST, open=(0,), hint=f"such as {SCALE}"))
         check_selection(self.selection)
         check_along(self.along)
 
 
 def measure_counterfactuals(source: str, data: str, out: Path, options: CounterfactualOptions) -> dict[str, Any]:
     """Measure and draw edits of a model on labelled data: prints a table, writes `out`/counterfactuals.json."""
+    require_writable({"--out": [out / name for name in FILES]}, [data], overwrite=options.overwrite)
     model = load_with_decoder(source)
     dataset = open_data(data, model.size)
     model.require_size(dataset.size)
@@ -106,15 +107,6 @@ def check_data(dataset: Dataset) -> None:
     for split in ("train", "valid"):
         if len(dataset.rows(split)) == 0:
             raise InputError(f"{dataset.path} has no {split} rows; prepare data with train and valid images")
-
-
-def checked_dims(model: DecodingModel, dims: int | None) -> int:
-    """d', by default 32 or a quarter of a short code."""
-    if dims is None:
-        return max(1, min(MOST_DIMS, model.dims // 4))
-    if dims > model.dims:
-        raise InputError(f"dims is {dims}; z of this model has {model.dims} dims: use 1 to {model.dims}")
-    return dims
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +152,8 @@ class EditStudy:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return asdict(self.options) | {
+        kept = {name: value for name, value in asdict(self.options).items() if name != "overwrite"}
+        return kept | {
             "dims": self.dims,
             "classifier_images": self.options.classifier_images or IMAGES,
         }

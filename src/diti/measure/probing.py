@@ -10,15 +10,17 @@ import numpy as np
 
 from diti.core.errors import InputError
 from diti.core.images import to_float
-from diti.core.runs import command_line, read_json, versions, write_json
+from diti.core.outputs import require_writable
+from diti.core.runs import command_line, versions, write_json
 from diti.data.predicted import predicted_columns
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
+from diti.diffusion.files import read_settings
 from diti.measure import probe_figures as figures
 from diti.measure.baselines import baselines
 from diti.measure.probe_tables import print_probe
 from diti.probe.disentangle import disentanglement
-from diti.probe.few_shot import few_shot
+from diti.probe.few_shot import few_shot, require_counts
 from diti.probe.linear import ProbeResult, probe
 from diti.probe.matrix import cumulative, subset_matrix
 from diti.probe.reconstruct import reconstruction_scores
@@ -28,6 +30,7 @@ from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import load, load_with_decoder
 from diti.representation.models.model import Model
 
+FIGURES = ("attributes", "weights", "against", "subsets", "cumulative")  # beside the record
 NOISES: tuple[Literal["inferred", "random"], ...] = ("inferred", "random")
 MATRIX_ROWS = 20_000  # training images for the subset × attribute matrix, which takes hundreds of fits
 
@@ -45,6 +48,11 @@ class ProbeOptions:
     disentanglement: bool = False
     reconstruct: int = 0
     seed: int = 0
+    overwrite: bool = False  # also replace files that diti did not write
+
+    def __post_init__(self) -> None:
+        if self.reconstruct < 0:
+            raise InputError(f"--reconstruct is {self.reconstruct}; give a number of test images, or 0 for none")
 
 
 @dataclass(frozen=True)
@@ -93,11 +101,36 @@ def probe_model(source: str, data: str, out: Path, options: ProbeOptions) -> dic
     """Probe a model on labelled data: prints tables, writes JSON with figures beside it, returns the record."""
     if out.suffix != ".json":
         raise InputError(f"--out {out} must end in .json; the figures are written beside it")
+    figures = [figure_beside(out, what) for what in FIGURES]
+    require_writable({"--out": [out, *figures]}, [data, options.against], overwrite=options.overwrite)
     study = ProbeStudy.of(source, data, out, options)
     record = study.measure() | {"command": command_line(), "versions": versions()}
     write_json(out, record)
     print_probe(record)
     print(f"wrote {out} and {', '.join(path.name for path in study.pictures)}")
+    return record
+
+
+def figure_beside(out: Path, what: str) -> Path:
+    """The file of a figure that belongs to a record."""
+    return out.with_name(f"{out.stem}-{what}.png")
+
+
+def read_other(source: str, names: list[str]) -> Model | dict[str, Any]:
+    """What --against names: a model, or the record of an earlier probe of some of the same attributes."""
+    if not source.endswith(".json"):
+        return load(source)
+    record: Any = read_settings(Path(source)).get("probe")
+    rows = record.get("rows") if isinstance(record, dict) else None
+    try:
+        known = {row["name"]: figures.score_of(row) for row in rows or ()}
+    except (KeyError, TypeError, ValueError):
+        known = {}
+    if not isinstance(rows, list) or not known:
+        raise InputError(f"--against {source} is not the record of a probe; name a file of diti probe, or a model")
+    if not known.keys() & set(names):
+        raise InputError(f"--against {source} and this probe share no attribute; probe both on the same data")
+    assert isinstance(record, dict)
     return record
 
 
@@ -112,6 +145,7 @@ class ProbeStudy:
     codes: np.ndarray  # (N, D)
     out: Path
     options: ProbeOptions
+    other: Model | dict[str, Any] | None = None  # to compare with: a model, or what an earlier probe found
     pictures: list[Path] = field(default_factory=list)
 
     @classmethod
@@ -119,7 +153,11 @@ class ProbeStudy:
         model = load_with_decoder(source) if options.reconstruct else load(source)
         dataset = open_data(data, model.size)
         labels = read_labels(dataset)
-        return cls(source, model, dataset, labels, encode_dataset(model, dataset), out, options)
+        if options.few_shot:
+            unseen = np.zeros((len(dataset), 1))  # in place of codes: what can be drawn does not depend on them
+            require_counts(unseen, labels.values, labels.names, labels.binary, labels.splits, options.few_shot)
+        other = read_other(options.against, labels.names) if options.against else None
+        return cls(source, model, dataset, labels, encode_dataset(model, dataset), out, options, other)
 
     def measure(self) -> dict[str, Any]:
         """All that was asked for, as one JSON-able record."""
@@ -151,7 +189,7 @@ class ProbeStudy:
         return self.codes, labels.values, labels.names, labels.binary, labels.splits
 
     def _beside(self, what: str) -> Path:
-        return self.out.with_name(f"{self.out.stem}-{what}.png")
+        return figure_beside(self.out, what)
 
     def _probe(self, model: Model, codes: np.ndarray) -> ProbeResult:
         more = {}
@@ -172,21 +210,19 @@ class ProbeStudy:
 
     def against(self, result: ProbeResult) -> dict[str, Any]:
         """The probe of another model, or of an earlier run, and what differs (figure 4)."""
-        other = str(self.options.against)
-        if other.endswith(".json"):
-            record = read_json(Path(other)).get("probe", {})
-        else:
-            model = load(other)
-            record = self._probe(model, encode_dataset(model, self.dataset)).record()
+        name, other = str(self.options.against), self.other
+        if isinstance(other, Model):
+            other = self._probe(other, encode_dataset(other, self.dataset)).record()
+        record = other or {}
         rows, others = result.record()["rows"], record.get("rows", ())
         gains = figures.gains_over(rows, others)
         if not gains:
-            raise InputError(f"--against {other} and this probe share no attribute; probe both on the same data")
+            raise InputError(f"--against {name} and this probe share no attribute; probe both on the same data")
         alone = sorted({row["name"] for row in rows} ^ {row["name"] for row in others})
         if alone:
             self.labels.notes.append(f"in one of the two probes only, not compared: {', '.join(alone)}")
-        self.pictures.append(figures.save_differences(gains, other, self._beside("against")))
-        return {"name": other, "probe": record}
+        self.pictures.append(figures.save_differences(gains, name, self._beside("against")))
+        return {"name": name, "probe": record}
 
     def subsets(self) -> dict[str, Any]:
         """Which subset carries which attribute, and the score against the number of subsets."""

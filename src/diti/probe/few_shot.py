@@ -18,6 +18,7 @@ from diti.probe.task import LeftOut, Splits, Task, checked_task, label_folds
 
 L2_GRID = 10.0 ** np.arange(3, -4, -1)  # few labels want stronger penalties than many
 FOLDS = 5
+FEWEST = 4  # labels that can be drawn and split in folds
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,27 @@ class FewShotResult:
         return found
 
 
+def require_counts(
+    features: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    binary: Sequence[bool] | np.ndarray,
+    splits: Splits,
+    counts: Sequence[int],
+) -> Task:
+    """The task with the attributes that can be scored; InputError for counts of labels that cannot be drawn."""
+    task = checked_task(features, labels, names, binary, splits).usable(
+        {"train": splits.train, "test": splits.test}
+    )
+    most = int(np.isfinite(task.labels[splits.train]).sum(0).min())
+    if not counts or min(counts) < FEWEST or max(counts) > most:
+        raise InputError(
+            f"--few-shot {','.join(map(str, counts))} cannot be drawn: give numbers from {FEWEST} to {most:,}, "
+            "the labelled training images of the rarest attribute"
+        )
+    return task
+
+
 def few_shot(
     features: np.ndarray,
     labels: np.ndarray,
@@ -58,15 +80,9 @@ def few_shot(
     The penalty is chosen by cross-validation inside those few images. Codes are standardised with all training
     images, which needs no labels.
     """
-    task = checked_task(features, labels, names, binary, splits).usable(
-        {"train": splits.train, "test": splits.test}
-    )
-    fewest = int(np.isfinite(task.labels[splits.train]).sum(0).min())
-    if not counts or min(counts) < 4 or max(counts) > fewest or repeats < 1:
-        raise InputError(
-            f"counts {tuple(counts)} and repeats {repeats} cannot be drawn: counts from 4 to {fewest:,} (labelled "
-            "training images of the rarest attribute), repeats from 1"
-        )
+    if repeats < 1:
+        raise InputError(f"repeats is {repeats}; draw the labels at least once")
+    task = require_counts(features, labels, names, binary, splits, counts)
     standard = Standard.of(features, splits.train)
     x, test = standard.apply(features, splits.train), standard.apply(features, splits.test)
     y, truth = task.labels[splits.train], task.labels[splits.test]

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from diti.core.errors import InputError
-from diti.core.runs import command_line, read_json, versions, write_json
+from diti.core.outputs import require_writable
+from diti.core.runs import command_line, versions, write_json
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
+from diti.diffusion.files import read_settings
 from diti.report import tables
 from diti.report.blocks import Page, Section, Table
 from diti.report.evidence import Effort, measure_runs
@@ -18,7 +20,7 @@ from diti.report.page import save_page
 from diti.report.runs import Group, Run, check_finished, group_runs, read_config, read_run
 from diti.report.sections import sections
 
-PAGE, RECORD, LOGS = "index.html", "report.json", "logs"
+PAGE, RECORD, LOGS, FIGURES = "index.html", "report.json", "logs", "figures"
 NAMED = 6  # methods in the title
 
 
@@ -42,17 +44,26 @@ def report(
     title: str = "",
     lead: str = "",
     opening: Sequence[Section] = (),
+    overwrite: bool = False,
 ) -> Report:
     """One page about runs, on the data they were trained on unless told otherwise.
 
     sources: run folders, or folders of run folders. paper: show the paper's numbers, greyed, on other data too.
-    opening: sections to stand before all others.
+    opening: sections to stand before all others. overwrite: also replace files that diti did not write.
     """
+    names = [PAGE, RECORD, *(f"{key}.csv" for key in tables.KEYS), f"{LOGS}/log.txt"]
+    drawn = sorted((out / FIGURES).glob("*"))  # earlier ones, which may be drawn again
+    require_writable({"--out": [*(out / name for name in names), *drawn]}, [data], overwrite=overwrite)
     paths = find_runs(sources)
     for path in paths:
         check_finished(path)
-    data = data or shared_data(paths)
-    dataset = open_data(data, size_of(paths))
+    data, size = data or shared_data(paths), size_of(paths)
+    dataset = open_data(data, size)
+    if dataset.size != size:
+        raise InputError(
+            f"--data {data} has images of {dataset.size} px, the runs take {size} px: prepare it with "
+            f"--size {size}"
+        )
     measure_runs(paths, dataset, data, effort or Effort(), out / LOGS)
     groups = group_runs([read_run(path, dataset) for path in paths])
     baselines = baselines_of(groups)
@@ -60,7 +71,7 @@ def report(
     page = Page(
         title or f"{listed([group.label for group in groups])} on {dataset.name}",
         "\n\n".join([*([lead] if lead else []), *verdicts]),
-        [*opening, *sections(groups, built, out / "figures")],
+        [*opening, *sections(groups, built, out / FIGURES)],
         facts(dataset, data),
     )
     write_twins(groups, built, verdicts, out)
@@ -97,7 +108,14 @@ def shared_data(paths: Sequence[Path]) -> str:
 
 def size_of(paths: Sequence[Path]) -> int:
     """Side of the images, px, the same for all runs."""
-    sizes = {int(read_json(path / "encoder" / "config.json")["size"]) for path in paths}
+    sizes: set[int] = set()
+    for path in paths:
+        size = read_settings(path / "encoder" / "config.json").get("size")
+        if not isinstance(size, int):
+            raise InputError(
+                f"{path / 'encoder' / 'config.json'} says images of {size!r} px; copy the model again"
+            )
+        sizes.add(size)
     if len(sizes) > 1:
         raise InputError(f"the runs take images of {sorted(sizes)} px; report runs of one size together")
     return sizes.pop()
@@ -149,9 +167,7 @@ def facts(dataset: Dataset, data: str) -> dict[str, str]:
 
 
 def write_twins(groups: list[Group], built: dict[str, Table], verdicts: list[str], out: Path) -> None:
-    """report.json with every table and record, and a CSV file per table."""
-    for key, table in built.items():
-        tables.write_csv(table, out / f"{key}.csv")
+    """report.json with every table and record, and a CSV file per table, known by the record beside it."""
     runs = [
         {"group": group.label, "path": str(run.path), "seed": run.seed, **run.records}
         for group in groups
@@ -165,3 +181,5 @@ def write_twins(groups: list[Group], built: dict[str, Table], verdicts: list[str
         "runs": runs,
     }
     write_json(out / RECORD, record)
+    for key, table in built.items():
+        tables.write_csv(table, out / f"{key}.csv")

@@ -14,17 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diti.config import COUNT, check_number
 from diti.core.errors import InputError
 from diti.core.jobs import Child, Job, lanes, run_jobs
 from diti.core.progress import progress_bar
-from diti.core.runs import read_json, sha256_folder, sha256_parts, versions, write_json
+from diti.core.runs import sha256_folder, sha256_parts, versions, write_json
 from diti.data.prepared import Dataset
+from diti.diffusion.files import read_settings
 from diti.report.runs import MEASURED, measured_folder
 
 NOTES = "measured.json"  # stage → what it was measured with
 ENCODING = ("encoder", "partition.json", "stats.safetensors")  # parts of a model folder that z comes from
 DECODING = ("decoder", "unet", "scheduler", "backbone.json")  # and those that make images, where a model has them
-PLACES = ("model", "data", "out")  # options that name what is compared by content
+PLACES = ("model", "data", "out", "overwrite")  # options that do not change what is measured, or name it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +43,7 @@ class Effort:
 
     def __post_init__(self) -> None:
         for name in ("faces", "pairs", "changes", "classifier_images", "reconstructed"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+            check_number(name, getattr(self, name), COUNT)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ class Stage:
 
     def _notes(self) -> dict[str, Any]:
         path = self.folder / NOTES
-        return read_json(path) if path.is_file() else {}
+        try:
+            return read_settings(path) if path.is_file() else {}
+        except InputError:  # damaged: it is measured again
+            return {}
 
     def forget(self) -> None:
         """Before it is measured again: what is there belongs to other settings."""
@@ -143,7 +147,8 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines:
     outs = {name: folder / file for name, file in MEASURED.items()}
     decodes = (run / "decoder").is_dir()
     reconstructed = effort.reconstructed if decodes else 0
-    shared: dict[str, Any] = {"model": str(run), "data": data, "seed": effort.seed}
+    # What an earlier version left in the folder, which is ours, may be unsigned.
+    shared: dict[str, Any] = {"model": str(run), "data": data, "seed": effort.seed, "overwrite": True}
     hashes = sha256_parts(run, [*ENCODING, *DECODING])
 
     def stage(name: str, command: Any, seconds: float, unused: Sequence[str] = ()) -> Stage:
@@ -164,7 +169,7 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines:
             classifier_images=effort.classifier_images, **shared,
         )  # fmt: skip
         found.append(stage("counterfactuals", command, 80))
-    if read_json(run / "partition.json").get("subsets", 1) != 1:
+    if read_settings(run / "partition.json").get("subsets", 1) != 1:
         command = Analyze(out=outs["analysis"].parent, count=effort.changes, **shared)
         found.append(stage("analysis", command, 40))
     return found

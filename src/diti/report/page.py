@@ -14,6 +14,7 @@ from urllib.parse import quote
 from PIL import Image, UnidentifiedImageError
 
 from diti.core.errors import InputError
+from diti.core.outputs import PAGE
 from diti.core.runs import write_text
 from diti.report.blocks import Cell, Figure, Page, Section, Table
 
@@ -60,6 +61,7 @@ def _head(title: str) -> str:
     return f"""<head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+{PAGE.decode()}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>

@@ -21,7 +21,8 @@ from diti.config import (
     train_preset,
 )
 from diti.core.errors import InputError
-from diti.core.runs import RunFolder, read_json, sha256_file
+from diti.core.runs import RunFolder, sha256_file
+from diti.diffusion.files import read_settings
 from diti.representation.methods.registry import effective, title_of
 
 if TYPE_CHECKING:
@@ -161,8 +162,8 @@ def read_run(path: Path, dataset: Dataset) -> Run:
         path=path,
         label=label_of(config) + (", solved" if _verb(path) == "solve" else ""),
         config=config,
-        facts=read_json(path / "run.json"),
-        checks=read_json(path / "checks.json"),
+        facts=read_settings(path / "run.json"),
+        checks=read_settings(path / "checks.json"),
         images=RunFolder(path).images_seen(),
         images_per_s=statistics.median(speeds) if speeds else None,
         peak_memory_mb=max((line["peak_memory_mb"] for line in log if "peak_memory_mb" in line), default=None),
@@ -179,7 +180,7 @@ def check_finished(path: Path) -> None:
     _check_kind(path)
     length = 0 if _verb(path) == "solve" else read_config(path).training.sure_images
     if missing := RunFolder(path).missing(length):
-        command = read_json(path / "run.json").get("command")
+        command = read_settings(path / "run.json").get("command")
         raise InputError(f"{path} is not a finished run ({', '.join(missing)} missing); finish it with: {command}")
 
 
@@ -196,7 +197,7 @@ def _check_kind(path: Path) -> None:
 
 def _verb(path: Path) -> str:
     """The verb that wrote a run folder."""
-    return str(read_json(path / "run.json").get("verb"))
+    return str(read_settings(path / "run.json").get("verb"))
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -215,7 +216,7 @@ def read_config(path: Path) -> TrainConfig:
 
 def _read_measured(folder: Path) -> dict[str, Record | None]:
     files = {name: folder / file for name, file in MEASURED.items()}
-    return {name: read_json(file) if file.is_file() else None for name, file in files.items()}
+    return {name: read_settings(file) if file.is_file() else None for name, file in files.items()}
 
 
 def _weight_files(path: Path) -> dict[str, Path]:

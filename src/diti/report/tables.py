@@ -34,6 +34,7 @@ from diti.report.scores import (
 )
 
 Scored = tuple[Group, Score]
+KEYS = ("table1", "counterfactuals", "disentanglement", "attributes", "cost", "provenance", "table2")
 MISSING = Cell("–")
 OF_IMAGES = "bootstrap over the test images, which does not show what another seed would give"
 PAPER_SETTINGS = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from diti.core.machine import cache_folder
 from diti.core.progress import progress_bar
 from diti.core.runs import atomic_path
 from diti.data.decode import decode
-from diti.data.prepare import SKIPPED, refuse_inside
+from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.representation.models.inputs import as_batch
@@ -105,14 +104,8 @@ def encoder_hash(encoder: Encoder) -> str:
     return digest.hexdigest()
 
 
-def check_table_file(out: Path, images: str) -> None:
-    """Refuse, before any work, a place where no table of these images can be written."""
-    if out.is_dir():
-        raise InputError(f"--out {out} is a folder; name a file")
-    folder = next(parent for parent in out.absolute().parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"--out {out}: {folder} is no folder that can be written; choose another place")
-    refuse_inside(images, out)
+def check_table_file(out: Path) -> None:
+    """Refuse, before any work, a kind of table that cannot be written."""
     if out.suffix.lower() not in WRITERS:
         raise InputError(f"--out {out} must end in {' or '.join(WRITERS)}; these tables can be written")
 

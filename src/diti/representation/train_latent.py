@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diti.config import WITHOUT_EFFECT, TrainingConfig
+from diti.config import COUNT, WITHOUT_EFFECT, TrainingConfig, check_number
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator, train
 from diti.core.objective import LossReport, Objective
@@ -92,6 +92,7 @@ def fit_latent(
     model_folder: str | Path, data: str, *, codes_seen: int = CODES_SEEN, seed: int = 0
 ) -> dict[str, Any]:
     """Train, or continue to train, `latent/` of a model folder on codes of `data`; returns what was measured."""
+    check_number("codes", codes_seen, COUNT)
     folder = Path(model_folder)
     if not folder.is_dir():
         raise InputError(f"{model_folder} is not a folder; a latent is written into a model folder on this disk")

@@ -22,6 +22,7 @@ Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 CommaList = Annotated[str, tyro.conf.arg(metavar="A,B,...")]
 Model = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
 Given = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]
+Overwrite = Annotated[bool, tyro.conf.arg(help="also replace files that diti did not write")]
 Picture = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="IMAGE")]
 
 
@@ -58,6 +59,14 @@ def next_command(*words: object) -> None:
         ["diti"] if shutil.which("diti") else [str(typed)] if typed.name == "diti" else ["python", "-m", "diti"]
     )
     print_once(f"next: {shlex.join([*program, *map(str, words)])}")
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """The whole numbers of a comma list; none of an empty one."""
+    found = numbers(option, text) if text else []
+    if odd := [number for number in found if not number.is_integer()]:
+        raise InputError(f"{option} {odd[0]:g} is not a whole number; write them as 10,100,1000")
+    return [int(number) for number in found]
 
 
 def numbers(option: str, text: str) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from diti.verbs.common import CommaList, File, Model, Picture, next_command, numbers
+from diti.verbs.common import CommaList, File, Model, Number, Overwrite, Picture, next_command, numbers
 
 Count = Annotated[int, tyro.conf.arg(aliases=["-n"])]
 
@@ -29,6 +29,7 @@ class Interpolate:
     animate: File = None  # also write an animation, .gif or .webp
     sampling_steps: int = 25  # network calls from image to noise, and back
     seed: int = 0
+    overwrite: Overwrite = False
 
     def run(self) -> None:
         from diti.edit.interpolate import interpolate_files
@@ -38,7 +39,7 @@ class Interpolate:
         lines = interpolate_files(
             model, self.first, self.second, self.subset.split(","),
             numbers("--scales", self.scales), self.out, x_t=self.x_t, masked=self.masked, frames=self.frames,
-            animate=self.animate, sampling_steps=self.sampling_steps, seed=self.seed,
+            animate=self.animate, sampling_steps=self.sampling_steps, seed=self.seed, overwrite=self.overwrite,
         )  # fmt: skip
         print("\n".join(lines))
         if model.has_noise:
@@ -53,7 +54,7 @@ class Manipulate:
     image: Picture
     attribute: str  # name of an attribute of the data
     data: str  # labelled images to learn the direction from; learned once and kept with the model
-    dims: int = 32  # d': dims of the code that the direction may move
+    dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
     scale: CommaList = "0.15,0.3"  # strengths s, each drawn with both signs; the code moves by s √d deviations
     selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
     along: Literal["pattern", "weight"] = "pattern"
@@ -63,6 +64,7 @@ class Manipulate:
     stop_guidance: float = 0.0  # share of the last steps, such as 0.3, left to the frozen model alone
     sampling_steps: int = 25  # network calls from image to noise, and back
     seed: int = 0
+    overwrite: Overwrite = False
 
     def run(self) -> None:
         from diti.edit.manipulate import manipulate_files
@@ -72,7 +74,7 @@ class Manipulate:
         lines = manipulate_files(
             self.model, self.image, self.attribute, self.data, self.dims, both_signs, self.out,
             selection=self.selection, along=self.along, masked=self.masked, stop_guidance=self.stop_guidance,
-            sampling_steps=self.sampling_steps, seed=self.seed,
+            sampling_steps=self.sampling_steps, seed=self.seed, overwrite=self.overwrite,
         )  # fmt: skip
         print("\n".join(lines))
         next_command("counterfactuals", self.model, "--data", self.data)
@@ -87,15 +89,16 @@ class Sample:
     out: Path = Path("samples.png")  # picture to write
     sampling_steps: int = 25  # network calls per image
     seed: int = 0
+    overwrite: Overwrite = False
 
     def run(self) -> None:
         from diti.edit.variations import save_samples
 
-        print(
-            "\n".join(
-                save_samples(self.model, self.count, self.out, seed=self.seed, sampling_steps=self.sampling_steps)
-            )
-        )
+        lines = save_samples(
+            self.model, self.count, self.out, seed=self.seed, sampling_steps=self.sampling_steps,
+            overwrite=self.overwrite,
+        )  # fmt: skip
+        print("\n".join(lines))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +111,16 @@ class Vary:
     out: Path = Path("variations.png")  # picture to write
     sampling_steps: int = 25  # network calls per image
     seed: int = 0
+    overwrite: Overwrite = False
 
     def run(self) -> None:
         from diti.edit.variations import save_variations
 
-        path = save_variations(
-            self.model, self.image, self.count, self.out, seed=self.seed, sampling_steps=self.sampling_steps
-        )
-        print(f"wrote {path}")
+        lines = save_variations(
+            self.model, self.image, self.count, self.out, seed=self.seed, sampling_steps=self.sampling_steps,
+            overwrite=self.overwrite,
+        )  # fmt: skip
+        print("\n".join(lines))
 
 
 @dataclass(frozen=True, kw_only=True)

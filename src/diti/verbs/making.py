@@ -9,7 +9,19 @@ import tyro
 
 from diti.config import PRESETS, PretrainConfig, SolveConfig, TrainConfig, resolve
 from diti.core.errors import InputError
-from diti.verbs.common import File, Given, Model, Name, Names, Number, next_command, print_once, require, show
+from diti.verbs.common import (
+    File,
+    Given,
+    Model,
+    Name,
+    Names,
+    Number,
+    Overwrite,
+    next_command,
+    print_once,
+    require,
+    show,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,11 +196,13 @@ class Export:
 
     model: Model  # model folder, shipped name or hub id
     out: Path = Path("encoder.onnx")  # file to write: float32 images (N, 3, H, W) in [-1, 1] → z (N, D)
+    overwrite: Overwrite = False
 
     def run(self) -> None:
-        from diti.interop.onnx import export_encoder
+        from diti.interop.onnx import check_file, export_encoder
         from diti.representation.models.loading import load
 
+        check_file(self.out, overwrite=self.overwrite)
         print(export_encoder(load(self.model), self.out))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from diti.verbs.common import CommaList, File, Model, Name, Number, next_command, numbers
+from diti.verbs.common import CommaList, File, Model, Name, Number, Overwrite, next_command, whole_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +18,15 @@ class Encode:
     model: Model  # model folder, shipped name or hub id
     images: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IMAGES")]  # whatever --data accepts
     out: Path = Path("features.parquet")  # table to write: .parquet or .csv
+    overwrite: Overwrite = False
 
     def run(self) -> None:
+        from diti.core.outputs import require_writable
         from diti.representation.features import check_table_file, write_features
         from diti.representation.models.loading import load
 
-        check_table_file(self.out, self.images)
+        check_table_file(self.out)
+        require_writable({"--out": [self.out]}, [self.images], overwrite=self.overwrite)
         print(write_features(load(self.model), self.images, self.out))
 
 
@@ -44,6 +47,7 @@ class Probe:
     disentanglement: bool = False  # also DCI, FactorVAE score, MIG, SAP, TAD, taking the attributes as factors
     reconstruct: int = 0  # also reconstruct so many test images: MSE, PSNR, SSIM
     seed: int = 0
+    overwrite: Overwrite = False
 
     def run(self) -> None:
         from diti.measure.probing import ProbeOptions, probe_model
@@ -52,8 +56,8 @@ class Probe:
         options = ProbeOptions(
             protocol=self.protocol, against=self.against, baselines=self.baselines,
             wide_baseline=self.wide_baseline, subsets=self.subsets,
-            few_shot=tuple(int(n) for n in numbers("--few-shot", self.few_shot)) if self.few_shot else (),
-            disentanglement=self.disentanglement, reconstruct=self.reconstruct, seed=self.seed,
+            few_shot=tuple(whole_numbers("--few-shot", self.few_shot)), disentanglement=self.disentanglement,
+            reconstruct=self.reconstruct, seed=self.seed, overwrite=self.overwrite,
         )  # fmt: skip
         method = find_method(probe_model(self.model, self.data, self.out, options)["method"])
         if method.needs_backbone:
@@ -76,13 +80,14 @@ class Analyze:
     tau: float = 0.1  # an attribute is lost from this mean error on
     images: int = 0  # length of each training on the true factors (sufficiency), images; 0 leaves it out
     seed: int = 0
+    overwrite: Overwrite = False
 
     def run(self) -> None:
         from diti.measure.analysis import analyze
 
         analyze(
             self.model, self.data, self.out, pairs=self.pairs, count=self.count, tau=self.tau, seed=self.seed,
-            images=self.images,
+            images=self.images, overwrite=self.overwrite,
         )  # fmt: skip
 
 
@@ -128,13 +133,14 @@ class Counterfactuals:
     selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
     along: Literal["pattern", "weight"] = "pattern"  # what the code follows; weight as in the paper
     seed: int = 0
+    overwrite: Overwrite = False
 
     def run(self) -> None:
         from diti.measure.counterfactuals import CounterfactualOptions, measure_counterfactuals
 
         options = CounterfactualOptions(
             images=self.images, pairs=self.pairs, dims=self.dims, scale=self.scale, selection=self.selection,
-            along=self.along, classifier_images=self.classifier_images, seed=self.seed,
+            along=self.along, classifier_images=self.classifier_images, seed=self.seed, overwrite=self.overwrite,
         )  # fmt: skip
         measure_counterfactuals(self.model, self.data, self.out, options)
 
@@ -154,6 +160,7 @@ class Report:
     baselines: bool = True  # also probe PCA of pixels, a random encoder and PCA of the backbone's features
     paper: bool = False  # show the paper's numbers, greyed, even where the data are not the paper's
     seed: int = 0
+    overwrite: Overwrite = False
 
     def run(self) -> None:
         from diti.report.build import report
@@ -164,6 +171,8 @@ class Report:
             faces=self.faces, pairs=self.pairs, changes=self.changes, classifier_images=self.classifier_images,
             baselines=self.baselines, seed=self.seed,
         )  # fmt: skip
-        built = report(self.runs, self.out, data=self.data, effort=effort, paper=self.paper)
+        built = report(
+            self.runs, self.out, data=self.data, effort=effort, paper=self.paper, overwrite=self.overwrite
+        )
         print_table(built.tables[0])
         print("\n".join([*built.verdicts, f"the page: {built.page}"]))

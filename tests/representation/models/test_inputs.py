@@ -7,7 +7,7 @@ from PIL import Image
 
 from diti.core.errors import InputError
 from diti.core.images import to_float
-from diti.representation.models.inputs import as_batch, as_features
+from diti.representation.models.inputs import as_batch, as_features, read_images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
 FLOATS = to_float(PIXELS)
@@ -44,6 +44,28 @@ def test_other_sizes_are_resized_with_a_note(caplog):
         assert batch.shape[1:] == (3, 8, 8) and batch.min() > 0.99
         (line,) = caplog.messages  # of a batch, too
         assert "resized to the model's 8 px" in line
+
+
+def test_many_images_of_other_sizes_get_one_note(caplog):
+    small = [np.zeros((side, 9, 3), np.uint8) for side in (20, 21, 22, 23, 20)]
+    with caplog.at_level(logging.WARNING):
+        as_batch([*small, np.zeros((8, 8, 3), np.uint8)], 8)
+    (note,) = caplog.messages
+    assert note == (
+        "5 of 6 images were cropped to the centre and resized to the model's 8 px (from 9×20, 9×21, 9×22, ... px)"
+    )
+
+
+def test_files_of_other_sizes_get_one_line(tmp_path):
+    for name, side in (("a.png", 8), ("b.png", 12), ("c.png", 16)):
+        Image.new("RGB", (side, side)).save(tmp_path / name)
+    pixels, lines = read_images([tmp_path / name for name in ("a.png", "b.png", "c.png")], 8)
+    assert [image.shape for image in pixels] == [(8, 8, 3)] * 3
+    assert lines == [
+        "2 of 3 images were cropped to the centre and resized to the model's 8 px (from 12×12, 16×16 px)"
+    ]
+    assert read_images([tmp_path / "a.png"], 8)[1] == []
+    assert read_images([tmp_path / "b.png"], 8)[1][0].startswith("the image was cropped")
 
 
 def test_grey_and_transparent_pictures_become_rgb():

@@ -118,7 +118,7 @@ def test_samples_follow_the_seed_and_nothing_else(of_blobs):
     assert not torch.allclose(first, latent.sample(8, seed=4, sampling_steps=10))
     with pytest.raises(InputError, match=r"count is 0"):
         latent.sample(0, seed=0)
-    with pytest.raises(InputError, match=r"1001 sampling steps"):
+    with pytest.raises(InputError, match=r"--sampling-steps is 1001"):
         latent.sample(1, seed=0, sampling_steps=1001)
 
 

@@ -76,11 +76,20 @@ def test_it_begins_as_the_solution_and_then_reads_it_from_the_cache(solved, back
     assert len(list((cache_folder() / "solved").iterdir())) == 1
 
 
-def test_a_cache_with_another_decoder_is_named(solved, backbone, dataset, monkeypatch):
-    build(backbone, dataset)
-    monkeypatch.setattr(starting, "load_decoder", lambda folder, backbone: ShiftDecoder(backbone, 12))
-    with pytest.raises(InputError, match="holds a decoder that was not solved; remove that folder"):
-        build(backbone, dataset)
+def test_a_damaged_cache_is_solved_anew(solved, backbone, dataset, monkeypatch):
+    """A cut file, and a decoder of another kind."""
+    first = build(backbone, dataset)
+    monkeypatch.setattr(starting, "solve_networks", lambda *given, **more: solved)
+    (folder,) = (cache_folder() / "solved").iterdir()
+    for name in ("encoder/model.safetensors", "decoder/config.json", "partition.json"):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+        again = build(backbone, dataset)
+        assert torch.equal(again.encoder.head.weight, first.encoder.head.weight)
+        assert (folder / name).read_bytes() == whole
+    with monkeypatch.context() as patch:
+        patch.setattr(starting, "load_decoder", lambda folder, backbone: ShiftDecoder(backbone, 12))
+        assert build(backbone, dataset).partition == first.partition
 
 
 def test_other_settings_are_solved_anew(solved, backbone, dataset, monkeypatch):

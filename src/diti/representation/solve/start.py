@@ -44,7 +44,8 @@ def solved_start(
     """Encoder, linear part of the decoder and partition; partition: a cut to keep to, or None for `matched`."""
     settings = solve_settings(config)
     folder = cache_folder() / "solved" / _key(settings, backbone, dataset, partition)
-    if not from_main(float((folder / "partition.json").is_file())):
+    found = _kept(folder, backbone)
+    if not from_main(float(found is not None)):  # one answer for all processes
         solved = solve_networks(settings, backbone, dataset, partition=partition)
         if is_main():
             with atomic_path(folder) as temporary:
@@ -52,12 +53,18 @@ def solved_start(
                 solved.decoder.save(temporary / "decoder")
                 write_json(temporary / "partition.json", solved.solution.partition.to_json())
         found = solved.encoder, solved.linear, solved.solution.partition
-    else:
-        found = _read(folder, backbone)
-    encoder, linear, cut = found
+    encoder, linear, cut = found or _read(folder, backbone)
     if config.code.trunk == "fine-tuned":
         encoder = _free(encoder)
     return encoder, linear, cut
+
+
+def _kept(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partition] | None:
+    """The solution in the cache; None where there is none, or a damaged one, which is solved anew."""
+    try:
+        return _read(folder, backbone) if (folder / "partition.json").is_file() else None
+    except InputError:
+        return None
 
 
 def _read(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partition]:
