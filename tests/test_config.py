@@ -80,11 +80,11 @@ def test_differences_name_nested_settings():
     ("option", "value", "words"),
     [
         ("--images", "0", "images is 0; it must be greater than 0"),
-        ("--log-images", "0", "--log-images is 0"),
-        ("--train-batch-size", "-4", "--train-batch-size is -4"),
-        ("--learning-rate", "nan", "--learning-rate is nan"),
-        ("--max-grad-norm", "-1", "--max-grad-norm is -1.0; it must be 0 (off) or more"),
-        ("--ema-decay", "1", "--ema-decay is 1.0"),
+        ("--log-images", "0", "log_images is 0"),
+        ("--train-batch-size", "-4", "train_batch_size is -4"),
+        ("--learning-rate", "nan", "learning_rate is nan"),
+        ("--max-grad-norm", "-1", "max_grad_norm is -1.0; it must be 0 (off) or more"),
+        ("--ema-decay", "1", "ema_decay is 1.0"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(option, value, words, tmp_path, capsys):

@@ -25,7 +25,13 @@ _NO_MEMORY = re.compile(
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong. The message says what was given, what is allowed, what to do."""
+    """Something the user gave is wrong. The message says what was given, what is allowed, what to do.
+
+    It is one line, whatever names and reasons of others it quotes.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
@@ -102,9 +108,8 @@ def write_crash_report(error: BaseException, words: Sequence[str]) -> Path | Non
 
 
 def _crashes() -> Path:
-    from diti.core.machine import cache_folder
-
-    return cache_folder() / "crashes"
+    """In the cache that the user has: a temporary one would be gone with this process."""
+    return Path(os.environ.get("DITI_CACHE") or "~/.cache/diti").expanduser() / "crashes"
 
 
 _PLACES: tuple[Callable[[], Path], ...] = (_crashes, lambda: Path(tempfile.gettempdir()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,15 @@ def train_model(config: TrainConfig, out: Path, begun: Callable[[], None] = lamb
     backbone = frozen_backbone(method, config)
     loop.check_batch(config.training, accelerator.num_processes)
     method.validate(config, backbone or named_preset(config.preset).backbone.size)
+    new = not out.exists()
     run, dataset = start_run(config, out, backbone, accelerator, "train")
     begun()
-    objective = method.build(config, backbone, dataset)
+    try:
+        objective = method.build(config, backbone, dataset)
+    except InputError:  # of the data, such as too few images: no folder is left that holds nothing
+        if new and accelerator.is_main_process:
+            shutil.rmtree(out)
+        raise
     weights = loop.train(
         objective,
         training_batches(dataset, config.training.seed, flip=config.training.flip),
