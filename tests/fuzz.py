@@ -29,8 +29,8 @@ SECONDS = 3.0  # a command that works so long has passed its checks
 POSITIONAL = tyro.conf.Positional[str].__metadata__[0]  # type: ignore[attr-defined]
 NASTY = (
     "", " ", "nan", "inf", "-inf", "-1", "0", "1", "2", "3", "20", "0.5", "1e308", "1e-308", "-1e308", "1e-3",
-    "1000000000000", "99999999999999999999999", "../x", "/proc", "/proc/none/x", "a\nb", "ünicode-😀", "\udcff", "--",
-    "-", "-n", "photos", "photos/0.png", "run", "data", "backbone", "missing/path", "missing", "sweep.yaml",
+    "1000000000000", "99999999999999999999999", "../x", "/proc", "/proc/none/x", "a\nb", "ünicode-😀", "\udcff",
+    "--", "-", "-n", "photos", "photos/0.png", "run", "data", "backbone", "missing/path", "missing", "sweep.yaml",
     "toyfaces", "toyfaces:_", "toyfaces:0", "toyfaces:-5", "toyfaces:99999999999999", "toyfaces32", "probe.json",
     "x" * 300, "a,b", ",", "1,nan", "0,0.5,inf", "None", "true", "{}", "[]", "%s", "$HOME", "~", "~x",
     "C:\\x",
