@@ -5,13 +5,18 @@ BIN    := $(VENV)/bin
 # Busy waiting makes torch many times slower on a machine that something else uses too.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test check fmt bench clean
+.PHONY: demo test fuzz check fmt bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/diti demo
 
 test: $(VENV)/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --no-loadscope-reorder
+
+# Nasty options and damaged files for so many minutes; prints what it finds with the command to repeat it.
+MINUTES ?= 10
+fuzz: $(VENV)/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --minutes $(MINUTES)
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff check .

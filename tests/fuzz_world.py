@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import logging
-import math
 import os
 import pickle
 import random
@@ -19,7 +18,7 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,9 @@ from tiny import tiny_backbone
 
 from diti.cli import main
 from diti.core import jobs, progress
+from diti.verbs import VERBS
 
+HANG_SECONDS = 30.0
 MEMORY = 3 * 2**30  # bytes that a command may take beyond what is loaded: a drawn number must not fill the machine
 TRAINED = "--data data --backbone backbone --code-dim 12 --subsets 4 --start copy --train-batch-size 32"
 RUN = f"{TRAINED} --out run --images 64 --checkpoint-images 32"
@@ -132,7 +133,14 @@ class Outcome:
     interrupted: bool  # it worked longer than it was given
     changed: list[str]  # files and folders that are new, gone or different
     new: list[str]  # those of them that were not there before
-    traceback: str = ""
+    traceback: str = ""  # what it raised, or the crash report
+
+    @property
+    def place(self) -> str:
+        """The last line of our code in the traceback, and the error."""
+        lines = self.traceback.strip().splitlines()
+        ours = [line.strip() for line in lines if "/diti/" in line and "site-packages" not in line]
+        return " ".join([*ours[-1:], *lines[-1:]])
 
     def faults(self, case: Case) -> list[str]:
         """What must not happen, and did."""
@@ -154,17 +162,45 @@ class Outcome:
         return found
 
 
+CONTINUED = ("prepare", "train", "pretrain", "solve", "sweep", "report")  # verbs that go on in their folder
+OWNED = {  # verb → what it keeps inside its first argument
+    "manipulate": "attributes",
+    "counterfactuals": "attributes",
+    "train-latent": "latent",
+    "label": "",
+    "report": "",
+}
+
+
 def may_change(name: str, new: bool, case: Case) -> bool:
     """Whether a command that worked may have made or changed this file or folder."""
-    verb, words = case.words[0] if case.words else "", case.words
-    owned = {"manipulate": "attributes", "counterfactuals": "attributes", "train-latent": "latent"}
-    if name.startswith("cache") or (verb in owned and f"/{owned[verb]}" in name):
+    verb, *words = case.words
+    if name.startswith("cache") or (verb in OWNED and name.startswith(f"{words[0]}/{OWNED[verb]}")):
         return True
-    if verb in ("train", "sweep", "report") and name.split("/")[0] in ("run", "plan", "logs"):
-        return True  # it continues the run, or keeps beside it what was measured
-    if (verb == "prepare" and name.split("/")[0] == "half") or (verb == "label" and name.split("/")[0] == "data"):
-        return True
-    return new and bool(words)
+    for out in outputs_of(verb, words):
+        inside = out == "." or name == out or name.startswith(f"{out}/") or out.startswith(f"{name}/")
+        beside = name.startswith(out.rpartition(".")[0] or out)  # figures beside a table
+        if (new and (inside or beside)) or (inside and verb in CONTINUED):
+            return True
+    return False
+
+
+def outputs_of(verb: str, words: Sequence[str]) -> Iterator[str]:
+    """What the command was asked to write, or writes when not asked."""
+    given = False
+    for place, word in enumerate(words):
+        for option in ("--out", "--frames", "--animate"):
+            if word.startswith(f"{option}="):
+                yield os.path.normpath(word.partition("=")[2])
+            elif word == option and place + 1 < len(words):
+                yield os.path.normpath(words[place + 1])
+            else:
+                continue
+            given = given or option == "--out"
+    if not given and (default := getattr(VERBS[verb], "out", None)) is not None:
+        yield str(default)
+    if verb == "demo" and not given:
+        yield "runs"
 
 
 @dataclass
@@ -180,6 +216,7 @@ class World:
         """Make every kind of folder once, by the commands that make them."""
         world = World(folder / "world", folder / "trial")
         world.folder.mkdir()
+        world.scratch.mkdir()
         with _inside(world.folder):
             tiny_backbone().save("backbone")
             for index in range(3):
@@ -226,9 +263,8 @@ class World:
                         yield Case(words_of(command), file, damage)
 
     def try_out(self, case: Case, seconds: float) -> Outcome:
-        """Run the command in a fresh copy, which is left there for a look."""
-        shutil.rmtree(self.scratch, ignore_errors=True)
-        shutil.copytree(self.folder, self.scratch)
+        """Run the command in a copy of the world, which is as before again when the next one is tried."""
+        self._restore()
         if case.file:
             target = self.scratch / case.file
             target.write_bytes(DAMAGES[case.damage](target.read_bytes()))
@@ -237,7 +273,25 @@ class World:
             code, out, error, interrupted, told = _run(case.words, seconds)
         after = _contents(self.scratch)
         changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
+        for report in self.scratch.glob("cache/crashes/*"):
+            told = report.read_text(encoding="utf-8")
         return Outcome(code, out, error, interrupted, changed, [n for n in changed if n not in before], told)
+
+    def _restore(self) -> None:
+        """Make the copy equal to the world by what differs: a whole copy takes longer than most commands."""
+        wanted, found = _contents(self.folder), _contents(self.scratch)
+        different = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+        for name in sorted(different, reverse=True):  # what is in a folder before the folder
+            path = self.scratch / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for name in sorted(name for name in different if name in wanted):
+            if wanted[name] == "folder":
+                (self.scratch / name).mkdir(parents=True, exist_ok=True)
+            else:
+                shutil.copy2(self.folder / name, self.scratch / name)
 
 
 def _write_sweep(path: Path) -> None:
@@ -281,18 +335,18 @@ def _contents(folder: Path) -> dict[str, str]:
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         if path.is_file()
         else "folder"
-        for path in folder.rglob("*")
+        for path in (folder.rglob("*") if folder.is_dir() else ())
     }
 
 
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    """With its own cache and temporary files, without the net, and with a bound on memory."""
-    before = {name: os.environ.get(name) for name in ("DITI_CACHE", "DITI_DEBUG", "HF_HUB_OFFLINE", "TMPDIR")}
-    here, limits, temporary = Path.cwd(), resource.getrlimit(resource.RLIMIT_AS), tempfile.tempdir
+    """At home there, with a cache of its own, without the net, and with a bound on memory."""
+    before = {name: os.environ.get(name) for name in ("DITI_CACHE", "DITI_DEBUG", "HF_HUB_OFFLINE", "HOME")}
+    here, limits = Path.cwd(), resource.getrlimit(resource.RLIMIT_AS)
     import huggingface_hub.constants as hub
 
-    os.environ |= {"DITI_CACHE": "cache", "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"DITI_CACHE": "cache", "HF_HUB_OFFLINE": "1", "HOME": str(folder)}
     os.environ.pop("DITI_DEBUG", None)
     online, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
     os.chdir(folder)
@@ -303,38 +357,62 @@ def _inside(folder: Path) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
         os.chdir(here)
-        hub.HF_HUB_OFFLINE, tempfile.tempdir = online, temporary
+        hub.HF_HUB_OFFLINE = online
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
 def _run(words: Sequence[str], seconds: float) -> tuple[int | None, str, str, bool, str]:
-    """Exit code, output, errors, whether Ctrl-C was pressed after so many seconds, and what it raised."""
-    out, error = io.StringIO(), io.StringIO()
-    pressed: list[bool] = []
+    """Exit code, output, errors, whether it was stopped after so many seconds of work, and what it raised."""
+    out, error, told = io.StringIO(), io.StringIO(), ""
+    code: int | None = None
+    with _stopping(seconds) as stopped, contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        typed, sys.argv = sys.argv, ["diti", *words]
+        try:
+            code = main(list(words))
+        except SystemExit as stop:  # --help
+            code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+        except BaseException:
+            told = traceback.format_exc()
+        finally:
+            sys.argv = typed
+    return code, out.getvalue(), error.getvalue(), bool(stopped), told
 
-    def press(number: int, frame: object) -> None:
-        pressed.append(True)
+
+@contextlib.contextmanager
+def _stopping(seconds: float) -> Iterator[list[str]]:
+    """Press Ctrl-C where progress is told, after so many seconds of work, and instead of starting a process.
+
+    Not by a signal, which may come where Python cannot raise. What never tells of progress is stopped by one all
+    the same, much later, and then raises what no command catches.
+    """
+    stopped: list[str] = []
+    limit = time.process_time() + seconds
+    advance, start, level = progress._Lines.advance, jobs._start, logging.root.manager.disable
+
+    def stop(job: object) -> None:
+        stopped.append("it worked")
         raise KeyboardInterrupt
 
-    told_every, progress.LINE_SECONDS = progress.LINE_SECONDS, math.inf  # by the clock: another line every time
-    handler, typed, told = signal.signal(signal.SIGALRM, press), sys.argv, ""
-    start, jobs._start = jobs._start, lambda job: press(0, None)  # a process of its own is minutes of work
-    code: int | None = None
-    levels = logging.root.manager.disable
+    def move(lines: progress._Lines, count: int = 1, note: str | None = None) -> None:
+        if time.process_time() > limit:
+            stop(None)
+
+    def hang(number: int, frame: object) -> None:
+        raise Hang(f"no sign of life for {HANG_SECONDS:.0f} seconds of work")
+
+    handler = signal.signal(signal.SIGPROF, hang)
+    signal.setitimer(signal.ITIMER_PROF, max(seconds, HANG_SECONDS))
+    progress._Lines.advance, jobs._start = move, stop  # type: ignore[method-assign, assignment]
     logging.disable(logging.CRITICAL)
     try:
-        sys.argv = ["diti", *words]
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-            signal.setitimer(signal.ITIMER_REAL, seconds, 10)
-            code = main(list(words))
-    except SystemExit as stop:  # --help
-        code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
-    except BaseException:
-        told = traceback.format_exc()
+        yield stopped
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        sys.argv, jobs._start, progress.LINE_SECONDS = typed, start, told_every
-        logging.disable(levels)
-    return code, out.getvalue(), error.getvalue(), bool(pressed), told
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
+        progress._Lines.advance, jobs._start = advance, start  # type: ignore[method-assign]
+        logging.disable(level)
+
+
+class Hang(BaseException):
+    """A command does not end and tells nothing."""

@@ -67,12 +67,12 @@ def test_version(capsys):
         (["sample", "x", "-n", "1.5"], "-n '1.5' is not a whole number"),
         (["sample", "x", "--count"], "--count has no value; write one behind it"),
         (["train", "--outt", "x"], "missing: --out; unknown: --outt x"),
-        (["train", "--out", "x", "--log-images", "0"], "diti: --log-images is 0; it must be from 1"),
-        (["prepare", "x", "--out", ""], "diti: --out is empty"),
-        (["prepare", "x", "--out="], "diti: --out is empty"),
-        (["prepare", "", "--out", "x"], "diti: an argument is empty"),
+        (["train", "--out", "x", "--log-images", "0"], "diti: --log-images is 0; it must be"),
+        (["prepare", "x", "--out", ""], "diti: --out is followed by an empty word"),
+        (["prepare", "x", "--out="], "diti: --out is followed by an empty word"),
+        (["prepare", "", "--out", "x"], "diti: prepare is followed by an empty word"),
         (["prepare", "caf\udce9", "--out", "x"], "is not UTF-8; rename the file or folder"),
-        (["prepare", "a\nb\x1b[2J", "--out", "x"], r"diti: a\nb\x1b[2J does not exist"),
+        (["prepare", "a\nb\x1b[2J", "--out", "x"], r"diti: a b\x1b[2J does not exist"),
         (["prepare"], "missing: SRC, --out"),
         (["pretrain", "--out", "x"], "--data is missing"),
         (["pretrain", "--data", "d", "--out", "x", "--preset", "celeba3"], "Did you mean 'celeba32'?"),
@@ -144,6 +144,13 @@ def test_the_preset_of_a_file_counts_below_the_command_line(verb, tmp_path):
     assert settings("--preset", "celeba32", "--preset=celeba64") == named, "the last one counts"
 
 
+@pytest.mark.parametrize("words", [["--out", "~/x"], ["--out=~/x"]])
+def test_a_tilde_is_the_home_folder(words, monkeypatch):
+    monkeypatch.setenv("HOME", "/somebody")
+    assert parse("sample", ["~", *words]).out == Path("/somebody/x")
+    assert parse("sample", ["~", *words]).model == "/somebody" and parse("sample", ["a~", *words]).model == "a~"
+
+
 # How a command ends
 
 
@@ -170,7 +177,7 @@ FULL = f"a file: {os.strerror(errno.ENOSPC)}; free space or choose another place
         ),
         (out_of_memory, "not enough memory ("),
         (RecursionError("maximum recursion depth exceeded"), "what was given is nested too deeply to be read"),
-        (InputError("two\nlines\x07"), r"two\nlines\x07"),
+        (InputError("two\nlines\x07"), r"two lines\x07"),
     ],
 )
 def test_what_a_person_can_do_something_about_is_one_line(error, line, capsys, monkeypatch):

@@ -120,7 +120,7 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(optio
         ("pretrain", "--channels 8 100000000", "--channels is 100000000; it must be from 1 to 8,192"),
         ("pretrain", "--layers 100000000", "--layers is 100000000"),
         ("pretrain", "--train-batch-size 99999999999", "--train-batch-size is"),
-        ("pretrain", "--out= --size 16", "--out is empty; give it a value"),
+        ("pretrain", "--out= --size 16", "--out is followed by an empty word"),
         ("train", "--tc-weight nan", "--tc-weight is nan; give a finite number, 0 or more"),
         ("train", "--pixel-std inf", "--pixel-std is inf"),
         ("train", "--projection-dim 100000000000", "--projection-dim is"),

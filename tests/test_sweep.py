@@ -20,6 +20,9 @@ from diti.cli import main
 from diti.config import GANConfig, TrainConfig, differences, load_yaml, resolve, train_preset
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, read_json
+from diti.data.prepare import prepare
+from diti.data.source import ReadOptions
+from diti.data.sources import find_source
 from diti.representation.train import train_model
 from diti.sweep import Plan, check_plan, plan_from, read_plan, run_sweep
 
@@ -116,6 +119,30 @@ def test_a_run_that_cannot_be_built_is_found_before_anything_runs(own, complaint
     with pytest.raises(InputError, match=complaint):
         run_sweep(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    ("keys", "words", "complaint"),
+    [
+        ({"data": "no-such-data"}, [], "run a-s0: no-such-data does not exist"),
+        ({"backbone": "no-such-backbone"}, [], "run a-s0: nothing is called 'no-such-backbone'"),
+        ({"data": "photos"}, [], "run a-s0: photos holds no images"),
+        ({"data": "set"}, [], "run a-s0: the images are 16 px but the backbone is for 32 px"),
+        ({}, ["--jobs", "0"], "--jobs is 0"),
+        ({}, ["--out", "sweep.yaml"], "--out sweep.yaml is a file"),
+    ],
+)
+def test_everything_is_checked_before_anything_is_shown_or_written(
+    keys, words, complaint, dry, tmp_path, diti_here
+):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**BASE, "runs": {"a": {"start": "copy"}}, **keys}))
+    prepare(find_source("toyfaces:8", ReadOptions(size=16)), tmp_path / "set", 16)
+    before = sorted(tmp_path.rglob("*"))
+    told = diti_here("sweep", "sweep.yaml", "--out", "out", *words, *dry, cwd=tmp_path)
+    assert told.returncode == 2 and told.stderr.startswith("diti: ") and complaint in told.stderr
+    assert told.stdout == "" and sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_shipped_sweeps_can_be_built(capsys):

@@ -108,9 +108,8 @@ def write_crash_report(error: BaseException, words: Sequence[str]) -> Path | Non
 
 
 def _crashes() -> Path:
-    from diti.core.machine import cache_folder
-
-    return cache_folder() / "crashes"
+    """In the cache that the user has: a temporary one would be gone with this process."""
+    return Path(os.environ.get("DITI_CACHE") or "~/.cache/diti").expanduser() / "crashes"
 
 
 _PLACES: tuple[Callable[[], Path], ...] = (_crashes, lambda: Path(tempfile.gettempdir()))

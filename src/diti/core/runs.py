@@ -147,7 +147,7 @@ class RunFolder:
     def held(self, main: bool = True) -> Iterator[None]:
         """Inside the block no other command writes to this folder. Of several processes the `main` one holds it.
 
-        A folder that was made for nothing is removed again.
+        A folder that was made for nothing, such as for data that turns out to be too small, is removed again.
         """
         if not main:
             yield
@@ -159,9 +159,10 @@ class RunFolder:
         try:
             with locked(self.path):
                 yield
-        finally:
-            if new and not any(self.path.iterdir()):
-                self.path.rmdir()
+        except InputError:
+            if new and not self.read_log():
+                shutil.rmtree(self.path)
+            raise
 
     def begin(
         self, config: Any, inputs: dict[str, Any], free: frozenset[str] = frozenset(), images: int | None = None

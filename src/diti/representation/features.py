@@ -112,7 +112,7 @@ def check_table_file(out: Path) -> None:
 
 def write_features(model: Model, images: str, out: Path) -> str:
     """`diti encode`: a table with the file's name, split and z, a row per image; says what it wrote."""
-    check_table_file(out, images)
+    check_table_file(out)
     dataset = open_data(images, model.size)
     codes = encode_dataset(model, dataset)
     columns: dict[str, pa.Array] = {name: dataset.table[name] for name in ("file", "split")}

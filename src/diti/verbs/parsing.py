@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import os
 import re
-import typing
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +39,7 @@ def parse(verb: str, words: list[str]) -> Verb:
     """The record of a verb's options; tyro's boxed complaint becomes one line."""
     if verb not in VERBS:
         raise InputError(f"unknown verb {verb!r}; use {', '.join(VERBS)}.{nearest(verb, VERBS)}")
-    _check_words(words)
+    words = list(_checked(verb, words))
     more: dict[str, Any] = {}
     if verb in ("pretrain", "train"):
         settings = _defaults(verb, words)
@@ -58,10 +58,23 @@ def parse(verb: str, words: list[str]) -> Verb:
         if not stop.code:  # --help
             raise
         if (own := _own_complaint(stop)) is not None:  # tyro would name a section and break the line
-            raise InputError(_as_typed(str(own), VERBS[verb])) from None
+            raise own from None
         said = _one_line(complaint.getvalue(), words)
         raise InputError(f"{said} (diti {verb} --help lists the options)") from None
     return found
+
+
+def _checked(verb: str, words: list[str]) -> Iterator[str]:
+    """The words with ~ as the user's home folder, also in --out=~/x, which shells leave as it is."""
+    for before, word in pairwise([verb, *words]):  # an empty path would be the folder one stands in
+        if word == "" or re.fullmatch(r"--[\w-]+=", word):
+            raise InputError(f"{word.rstrip('=') or before} is followed by an empty word; give a value there")
+        try:
+            word.encode()
+        except UnicodeEncodeError:  # bytes of another encoding, which no file of ours could quote
+            raise InputError(f"{word!r} is not UTF-8; rename the file or folder") from None
+        name, equals, value = word.partition("=") if re.match(r"--[\w-]+=~", word) else ("", "", word)
+        yield f"{name}{equals}{os.path.expanduser(value)}"  # noqa: PTH111 - a word need not be a path
 
 
 def _own_complaint(stop: BaseException) -> InputError | None:
@@ -70,18 +83,6 @@ def _own_complaint(stop: BaseException) -> InputError | None:
     while cause is not None and not isinstance(cause, InputError):
         cause = cause.__context__
     return cause
-
-
-def _check_words(words: list[str]) -> None:
-    for place, word in enumerate(words):
-        if word == "" or (word.startswith("--") and word.endswith("=")):
-            option = word.rstrip("=") or words[place - 1]
-            name = option if option.startswith("-") else "an argument"
-            raise InputError(f"{name} is empty; give it a value, or leave it out")
-        try:
-            word.encode()
-        except UnicodeEncodeError:  # bytes of another encoding, which no file of ours could quote
-            raise InputError(f"{word!r} is not UTF-8; rename the file or folder") from None
 
 
 def _defaults(verb: str, words: list[str]) -> Any:
@@ -176,23 +177,6 @@ def _wanted(names: str, helptext: str) -> str:
     found = re.search(rf"{re.escape(names.split('/')[-1])} (\[?)(\w+)", helptext)
     kind = KINDS.get(found[2], "understood") if found else "understood"
     return kind.removeprefix("a ") + "s" if found and found[1] and kind != "understood" else kind
-
-
-def _as_typed(message: str, record: Any) -> str:
-    """A message about settings with their names as on the command line: train_batch_size → --train-batch-size."""
-    for name in sorted(_setting_names(record), key=len, reverse=True):
-        follows = "" if "_" in name else r"(?= is | -?[\d.])"
-        message = re.sub(rf"(?<![\w-]){name}(?![\w-]){follows}", f"--{name.replace('_', '-')}", message)
-    return message
-
-
-def _setting_names(record: Any) -> Iterator[str]:
-    hints = typing.get_type_hints(record)
-    for field in dataclasses.fields(record):
-        if dataclasses.is_dataclass(inner := hints[field.name]):
-            yield from _setting_names(inner)
-        else:
-            yield field.name
 
 
 def _print_verbs() -> None:
