@@ -12,19 +12,24 @@ from typing import Any
 
 import numpy as np
 
+from diti.config import Range, check_number
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture, to_float
+from diti.core.outputs import require_writable
 from diti.core.rng import numpy_generator
-from diti.core.runs import write_json
+from diti.core.runs import versions, write_json
 from diti.data.prepared import Dataset
+from diti.data.sources import open_data
 from diti.explore.axes import correlations, extremes, removed_by, strongest
 from diti.explore.strips import PLACES, Strips, draw_strips, strip_pictures
 from diti.report.blocks import Figure, Page, Section
 from diti.report.page import save_page
 from diti.representation.features import encode_dataset
 from diti.representation.models.diffusion import DiTi
+from diti.representation.models.loading import load
 from diti.representation.models.model import Model
 
+FILES = ("index.html", "explore.json", "axes.png")
 FACES, PER_SUBSET, AT_THE_ENDS = 3, 3, len(PLACES) + 1  # AT_THE_ENDS: as many as fill a row of the picture
 SAMPLING_STEPS = 15  # enough to see what an axis does; edits take more
 NAMED_LABELS, LEAST_R = 3, 0.15  # attributes told beside an axis, and from which correlation on
@@ -85,8 +90,29 @@ def explore(
         facts.append(AxisFacts(axis, names[axis], float(removed[axis]), changed, lowest, highest, told))
     save_overview(strips, [group[0] for group in chosen if group], shown, model, out / "axes.png")
     by_subset = removed[model.dims :].tolist()
-    write_json(out / "explore.json", {"subsets": by_subset, "axes": [asdict(axis) for axis in facts]})
+    record = {"subsets": by_subset, "axes": [asdict(axis) for axis in facts], "versions": versions()}
+    write_json(out / "explore.json", record)
     return Explored(save_page(_page(model, dataset, chosen, by_subset, facts, out), out / "index.html"), facts)
+
+
+def explore_verb(
+    source: str,
+    data: str,
+    out: Path,
+    *,
+    axes: int,
+    faces: int,
+    sampling_steps: int,
+    seed: int,
+    overwrite: bool = False,
+) -> Explored:
+    """`diti explore`: everything that can be is checked before the first image is encoded."""
+    check_number("axes", axes, Range(1, 1_000))
+    check_number("faces", faces, Range(1, 64))
+    require_writable({"--out": [out / name for name in FILES]}, [data], overwrite=overwrite)
+    model = load(source)
+    dataset = open_data(data, model.size)
+    return explore(model, dataset, out, axes=axes, faces=faces, sampling_steps=sampling_steps, seed=seed)
 
 
 def chosen_faces(dataset: Dataset, count: int, seed: int) -> np.ndarray:
@@ -158,8 +184,8 @@ def _page(
     sections = [
         Section(
             _title(model, subset),
-            f"It removes {by_subset[subset]:.1%} of the frozen model's loss; of its "
-            f"{len(model.partition.dims_of(subset))} axes the {len(axes)} that remove most:",
+            f"Without it, the loss would be higher by {by_subset[subset]:.1%} of the frozen model's. Of its "
+            f"{len(model.partition.dims_of(subset))} axes the {len(axes)} that matter most:",
             [_figure(known[axis], out) for axis in axes],
         )
         for subset, axes in enumerate(chosen)
@@ -183,7 +209,7 @@ def _title(model: DiTi, subset: int) -> str:
 
 def _figure(axis: AxisFacts, out: Path) -> Figure:
     told = [
-        f"{axis.name}: removes {axis.removed:.2%} of the loss",
+        f"{axis.name}: without it {axis.removed:+.2%} of the frozen model's loss",
         f"{axis.changed:.0%} of the pixels change visibly",
     ]
     if axis.labels:

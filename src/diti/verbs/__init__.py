@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from diti.verbs.editing import Interpolate, Manipulate, Sample, TrainLatent, Vary
+from diti.verbs.exploring import Explore, NameAxis
 from diti.verbs.making import Convert, Demo, Export, Prepare, Presets, Pretrain, Solve, Train
 from diti.verbs.measuring import Analyze, Counterfactuals, Encode, Label, Probe, Report
 from diti.verbs.sweeping import Sweep
@@ -18,6 +19,8 @@ VERBS: dict[str, Any] = {
     "pretrain": Pretrain,
     "solve": Solve,
     "train": Train,
+    "explore": Explore,
+    "name": NameAxis,
     "encode": Encode,
     "probe": Probe,
     "analyze": Analyze,

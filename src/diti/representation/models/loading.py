@@ -7,6 +7,7 @@ from pathlib import Path
 from diti.core.errors import InputError
 from diti.diffusion.files import locate, read_settings
 from diti.representation.methods.registry import find_method
+from diti.representation.models.axis_names import read_names
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.model import Model, require_parts
 
@@ -23,7 +24,9 @@ def load(source: str | Path) -> Model:
         method = find_method(name)
     except InputError as error:
         raise InputError(f"{folder / 'model.json'}: {error}") from None
-    return method.load(folder)
+    model = method.load(folder)
+    model.axis_names = read_names(folder, model.dims)
+    return model
 
 
 def load_with_decoder(source: str | Path) -> DecodingModel:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -18,6 +19,7 @@ from diti.diffusion.files import named, read_safetensors, read_settings, require
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
 from diti.representation.methods.registry import decoding_methods
+from diti.representation.models.axis_names import AxisName, with_names, write_names
 from diti.representation.models.guidance import Guidance, Weight
 from diti.representation.models.inputs import Images, as_batch, as_features
 from diti.representation.networks.encoder import Encoder, load_encoder
@@ -48,6 +50,7 @@ class Model:
     mean: Tensor | None  # (D,) of z over the training set; None where it is not known
     std: Tensor | None  # (D,)
     method: str
+    axis_names: Mapping[int, AxisName] = MappingProxyType({})  # that people gave to axes of z
 
     def __repr__(self) -> str:
         cut = f" in {self.partition.subsets} subsets" if self.partition.subsets > 1 else ""
@@ -92,9 +95,13 @@ class Model:
         return codes.mean(0), codes.std(0, correction=0).clamp(min=1e-6)
 
     def feature_names(self) -> list[str]:
-        """A name per dim of z with the start of its time segment, such as z012_t0300; z012 where it has none."""
+        """A name per dim of z with the start of its time segment, such as z012_t0300; z012 where it has none.
+
+        Behind it the name that someone gave to the axis: z012_t0300_beard.
+        """
         names = self.partition.feature_names()
-        return names if self.partition.timesteps > 1 else [name.partition("_")[0] for name in names]
+        timed = self.partition.timesteps > 1
+        return with_names(names if timed else [name.partition("_")[0] for name in names], self.axis_names)
 
     @torch.no_grad()
     def encode(self, images: Images, batch: int = BATCH) -> Tensor:
@@ -110,6 +117,8 @@ class Model:
     def save(self, folder: Path) -> None:
         """Write everything that `load` needs; each part whole, model.json last."""
         self.encoder.save(folder / "encoder")
+        if self.axis_names:
+            write_names(folder, self.axis_names)
         write_json(folder / "partition.json", self.partition.to_json())
         facts: dict[str, Any] = {"method": self.method, "format": 1}
         if self.mean is None or self.std is None:

@@ -1,0 +1,50 @@
+"""Verbs for images without labels: see what a model found, and name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from diti.verbs.common import Model, Overwrite, next_command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explore:
+    """Show what a model found, without labels: its axes from fine to coarse on one page, drawn and measured."""
+
+    model: Model  # model folder, shipped name or hub id
+    data: str  # images, with or without labels: whatever --data accepts elsewhere
+    out: Path = Path("explored")  # folder for index.html, explore.json and a picture per axis
+    axes: int = 3  # of each subset the axes that remove most of the loss
+    faces: int = 3  # images that are pushed along each axis
+    sampling_steps: int = 15  # network calls per image
+    seed: int = 0
+    overwrite: Overwrite = False
+
+    def run(self) -> None:
+        from diti.explore.page import explore_verb
+
+        explored = explore_verb(
+            self.model, self.data, self.out, axes=self.axes, faces=self.faces, sampling_steps=self.sampling_steps,
+            seed=self.seed, overwrite=self.overwrite,
+        )  # fmt: skip
+        print(f"the page: {explored.page}")
+        next_command("encode", self.model, self.data, "--out", "features.parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameAxis:
+    """Name an axis of the code: the name then stands in tables, pages and commands."""
+
+    model: Model  # model folder
+    axis: Annotated[tyro.conf.Positional[int], tyro.conf.arg(metavar="AXIS")]  # its number, as in z037
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]  # of what grows along it: beard
+    negative: str = ""  # of what is at its other end: clean-shaven
+
+    def run(self) -> None:
+        from diti.explore.name import name_axis
+
+        print(f"axis {self.axis} is now {name_axis(self.model, self.axis, self.name, self.negative)}")
