@@ -192,9 +192,9 @@ def outputs_of(verb: str, words: Sequence[str]) -> Iterator[str]:
     for place, word in enumerate(words):
         for option in ("--out", "--frames", "--animate"):
             if word.startswith(f"{option}="):
-                yield os.path.normpath(word.partition("=")[2])
+                yield _plain(word.partition("=")[2])
             elif word == option and place + 1 < len(words):
-                yield os.path.normpath(words[place + 1])
+                yield _plain(words[place + 1])
             else:
                 continue
             given = given or option == "--out"
@@ -202,6 +202,11 @@ def outputs_of(verb: str, words: Sequence[str]) -> Iterator[str]:
         yield str(default)
     if verb == "demo" and not given:
         yield "runs"
+
+
+def _plain(path: str) -> str:
+    """As the listing of the trial's folder names it, which is the home folder too."""
+    return os.path.normpath(f".{path[1:]}" if path.split("/")[0] == "~" else path)
 
 
 @dataclass
