@@ -155,13 +155,14 @@ class Outcome:
             found.append("not one line")
         if self.code == 2 and self.error.rstrip().endswith(("None", ": ''", ":")):
             found.append("a line that says nothing")
-        if self.code == 2 and (left := [name for name in self.changed if not name.startswith("cache")]):
+        if self.code == 2 and (left := [name for name in self.changed if not name.startswith(CACHES)]):
             found.append(f"refused, and changed {', '.join(left[:3])}")
         elif touched := [name for name in self.changed if not may_change(name, name in self.new, case)]:
             found.append(f"changed {', '.join(touched[:3])}")
         return found
 
 
+CACHES = ("cache", ".cache")  # ours, and those of libraries in the home folder
 CONTINUED = ("prepare", "train", "pretrain", "solve", "sweep", "report")  # verbs that go on in their folder
 OWNED = {  # verb → what it keeps inside its first argument
     "manipulate": "attributes",
@@ -175,7 +176,7 @@ OWNED = {  # verb → what it keeps inside its first argument
 def may_change(name: str, new: bool, case: Case) -> bool:
     """Whether a command that worked may have made or changed this file or folder."""
     verb, *words = case.words
-    if name.startswith("cache") or (verb in OWNED and name.startswith(f"{words[0]}/{OWNED[verb]}")):
+    if name.startswith(CACHES) or (verb in OWNED and name.startswith(f"{words[0]}/{OWNED[verb]}")):
         return True
     for out in outputs_of(verb, words):
         inside = out == "." or name == out or name.startswith(f"{out}/") or out.startswith(f"{name}/")
@@ -191,9 +192,9 @@ def outputs_of(verb: str, words: Sequence[str]) -> Iterator[str]:
     for place, word in enumerate(words):
         for option in ("--out", "--frames", "--animate"):
             if word.startswith(f"{option}="):
-                yield os.path.normpath(word.partition("=")[2])
+                yield _plain(word.partition("=")[2])
             elif word == option and place + 1 < len(words):
-                yield os.path.normpath(words[place + 1])
+                yield _plain(words[place + 1])
             else:
                 continue
             given = given or option == "--out"
@@ -201,6 +202,11 @@ def outputs_of(verb: str, words: Sequence[str]) -> Iterator[str]:
         yield str(default)
     if verb == "demo" and not given:
         yield "runs"
+
+
+def _plain(path: str) -> str:
+    """As the listing of the trial's folder names it, which is the home folder too."""
+    return os.path.normpath(f".{path[1:]}" if path.split("/")[0] == "~" else path)
 
 
 @dataclass
@@ -243,7 +249,11 @@ class World:
                 Path(left).unlink(missing_ok=True)
             shutil.rmtree("run/tensorboard", ignore_errors=True)
             shutil.rmtree("run/latent/tensorboard", ignore_errors=True)
-            _prepare_half()
+            _run(
+                words_of("prepare photos --size 16 --out half --workers 1"), seconds=0
+            )  # is stopped in the middle
+            if not Path("half/plan.json").is_file():
+                raise RuntimeError("nothing is half prepared")
         for entry in READERS:
             found = (
                 [world.folder / entry] if (world.folder / entry).is_file() else (world.folder / entry).rglob("*")
@@ -314,19 +324,6 @@ def _write_onnx(path: Path) -> None:
     taken = make("x", onnx.TensorProto.FLOAT, ("N", 3, 16, 16))
     graph = onnx.helper.make_graph([node], "means", [taken], [make("scores", onnx.TensorProto.FLOAT, None)])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path)
-
-
-def _prepare_half() -> None:
-    """A dataset folder as a kill in the middle of `diti prepare photos` leaves it."""
-    from diti.data import prepare
-    from diti.data.source import ReadOptions
-    from diti.data.sources import find_source
-
-    source, out = find_source("photos", ReadOptions(size=16)), Path("half")
-    out.mkdir()
-    plan = prepare._plan(source, 16, source.crop)
-    prepare._allocate(out, plan)
-    prepare._Task(source, out, plan).decode([0])
 
 
 def _contents(folder: Path) -> dict[str, str]:

@@ -44,7 +44,7 @@ def progress_bar(
     Without a terminal a line every half minute, so that a log says whether the work goes on.
     """
     console = Console(stderr=True, soft_wrap=True)
-    if not (shown and console.is_terminal):
+    if not (shown and (console.is_terminal or console.is_jupyter)):
         yield _Lines(label, total, start).advance if shown else _nothing
         return
     columns = (
