@@ -12,6 +12,7 @@ import numpy as np
 from diti.config import SolveConfig, TrainingConfig, differences, from_options, load_yaml
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator
+from diti.core.outputs import require_writable
 from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
@@ -30,13 +31,15 @@ FREE = frozenset({"data"})  # what a continued run may name otherwise: its conte
 def solve_model(config: SolveConfig, out: Path) -> Findings | None:
     """Solve, or continue to solve, in the run folder `out`; None where it is solved already."""
     began = time.monotonic()
+    # What is there already is told further on; this is about the place, and about what is read.
+    require_writable({"--out": [out / "model.json"]}, [config.data, config.backbone], overwrite=True)
     backbone = load_backbone(config.backbone)
     validate(config, backbone)
     accelerator = make_accelerator(TrainingConfig())
     with accelerator.main_process_first():
         dataset = open_data(config.data, backbone.size)
     backbone.require_size(dataset.size)
-    require_images(len(split_rows(dataset, config.seed)[0]), config.code_dim)
+    require_images(config, len(split_rows(dataset, config.seed)[0]), backbone.size)
     inputs = {
         "verb": "solve", "data_name": dataset.name, "data_hash": dataset.hash, "backbone_hash": backbone.digest(),
     }  # fmt: skip
