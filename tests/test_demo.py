@@ -133,3 +133,5 @@ def test_lengths_are_chosen_by_their_options():
         choose_length(True, True, None, None)
     with pytest.raises(InputError, match=str(FEWEST_FACES)):
         choose_length(True, False, 10, None)
+    with pytest.raises(InputError, match="--images is 0; it must be 1 or more"):
+        choose_length(True, False, None, 0)

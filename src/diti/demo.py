@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from diti.config import DEFAULT_PRESET, TrainConfig, resolve, train_preset
+from diti.config import COUNT, DEFAULT_PRESET, TrainConfig, check_number, resolve, train_preset
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture
 from diti.core.runs import atomic_path
@@ -73,6 +73,8 @@ def choose_length(quick: bool, full: bool, faces: int | None, images: int | None
     name = "quick" if quick else "full" if full else "normal"
     if faces is not None and faces < FEWEST_FACES:
         raise InputError(f"--faces is {faces}; the probes need {FEWEST_FACES} faces or more")
+    if images is not None:
+        check_number("images", images, COUNT)
     usual = LENGTHS[name]
     length = dataclasses.replace(usual, faces=faces or usual.faces, images=images or usual.images)
     return "demo" if name == "normal" else f"demo-{name}", length

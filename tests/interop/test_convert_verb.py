@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import diti
 from diti.cli import main
@@ -57,6 +58,33 @@ def test_a_trained_checkpoint_becomes_a_model(parity, tmp_path, capsys):
     assert diti.load(tmp_path / "p").mean is None and diti.load(tmp_path / "p").std is None
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("base_channel", "x"), ("base_channel", -32), ("base_channel", 32 * 10**9), ("channel_multiplier", ["2"]),
+        ("num_residual_blocks_of_a_block", 10**9), ("num_residual_blocks_of_a_block", []), ("num_heads", 0),
+        ("attention_resolutions", ["a"]), ("dropout", "much"), ("input_channel", None), ("head_channel", "x"),
+    ],
+)  # fmt: skip
+def test_wrong_values_in_the_authors_files_are_one_line(key, value, tiny, tmp_path, capsys):
+    path = tiny / "ddpm_config.yml"
+    config = yaml.safe_load(path.read_text())
+    config["denoise_fn_config"][key] = value
+    path.write_text(yaml.safe_dump(config))
+    assert main(["convert", str(tiny), "--out", str(tmp_path / "b"), "--size", "64"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"diti: {tiny}") and shown.count("\n") == 1
+    assert not (tmp_path / "b").exists()
+
+
+def test_weights_that_are_not_finite_are_not_converted(tiny, tmp_path, capsys):
+    checkpoint = torch.load(tiny / "ddpm_checkpoint.pt", weights_only=True)
+    next(iter(checkpoint["ema_denoise_fn"].values())).view(-1)[0] = torch.nan
+    torch.save(checkpoint, tiny / "ddpm_checkpoint.pt")
+    assert main(["convert", str(tiny), "--out", str(tmp_path / "b"), "--size", "64"]) == 2
+    assert "are not finite numbers" in capsys.readouterr().err
+
+
 def test_bad_sources_are_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for source in ("nowhere", tmp_path / "empty"):
@@ -65,6 +93,14 @@ def test_bad_sources_are_one_line(tmp_path, capsys):
         assert shown.startswith("diti: ") and shown.count("\n") == 1
     assert main(["convert", "nowhere", "--out", str(tmp_path / "b"), "--subsets", "4"]) == 2
     assert "are for trained models" in capsys.readouterr().err
+    (tmp_path / "file").write_text("mine")
+    for words, said in (
+        (["--out", "file/b"], "is a file, not a folder"),
+        (["--out", "b", "--size", "-4"], "--size is -4"),
+    ):
+        words[1] = str(tmp_path / words[1])
+        assert main(["convert", "nowhere", *words]) == 2
+        assert said in capsys.readouterr().err
     (tmp_path / "b").mkdir()
     assert main(["convert", "x", "--out", str(tmp_path / "b")]) == 2
     assert "exists; choose a new folder" in capsys.readouterr().err

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
 
+from diti.config import RANGES, check_number
 from diti.core.errors import InputError
+from diti.core.outputs import require_writable
 from diti.data.sources import open_data
+from diti.diffusion.files import named
 from diti.interop.authors import convert as convert_backbone
 from diti.interop.authors_model import ModelFacts, convert_model, holds_model
 from diti.representation.features import encode_dataset
@@ -25,16 +29,21 @@ def convert(
     data: str | None = None,
 ) -> list[str]:
     """Write the folder and return what to tell the user."""
-    if out.exists():
+    if os.path.lexists(out):
         raise InputError(f"--out {out} exists; choose a new folder")
+    require_writable({"--out": [out / "unet"]}, [data])
+    if size is not None:
+        check_number("size", size, RANGES["size"])
     if not holds_model(Path(src)):
         if partition or subsets or data:
             raise InputError(f"--partition, --subsets and --data are for trained models, and {src} holds none")
-        backbone = convert_backbone(src, size)
+        with named(Path(src)):
+            backbone = convert_backbone(src, size)
         backbone.save(out)
         weights = sum(p.numel() for p in backbone.parameters())
         return [f"wrote {out}: a backbone of {weights:,} weights, {backbone.size} px, T = {backbone.timesteps}"]
-    model, facts, notes = model_from(Path(src), partition, subsets)
+    with named(Path(src)):
+        model, facts, notes = model_from(Path(src), partition, subsets)
     if data is None:
         notes.append(
             "no --data: mean and std of z are not known; what needs them takes those of the images at hand"

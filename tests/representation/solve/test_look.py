@@ -1,5 +1,7 @@
 """The first look: axes of pixels against an exact decomposition, whitened features, and what is asked of data."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,6 @@ from diti.representation.solve.evidence import (
     new_encoder,
     require_features,
     require_images,
-    require_pass,
     split_rows,
 )
 from diti.representation.solve.look import Walk, first_look, set_pixel_axes, whitened
@@ -124,18 +125,20 @@ def test_penalties_are_chosen_on_validation_images_or_on_some_held_out():
 
 
 def test_too_few_images_name_a_length_that_they_suffice_for():
-    require_images(48, 12)
+    config = SolveConfig(code_dim=12)
+    require_images(config, 48, 16)
     with pytest.raises(InputError, match=r"47 training images are too few .*--code-dim 11 or less, .*at least 48"):
-        require_images(47, 12)
+        require_images(config, 47, 16)
     with pytest.raises(InputError, match=r"3 training images are too few .* dims: give at least 48"):
-        require_images(3, 12)
+        require_images(config, 3, 16)
 
 
 def test_a_pass_has_twice_as_many_images_as_regressors():
-    require_pass(None, 100)
-    require_pass(200, 100)
+    config = SolveConfig(code_dim=12, images=199)  # 1 + 87 pixel axes, of 696 images, + 12 dims
+    require_images(replace(config, images=None), 696, 16)
+    require_images(replace(config, images=200), 696, 16)
     with pytest.raises(InputError, match=r"--images 199 is too short: .* 100 regressors .* at least 200"):
-        require_pass(199, 100)
+        require_images(config, 696, 16)
 
 
 def test_given_features_are_looked_up_by_row():

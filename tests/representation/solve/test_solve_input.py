@@ -1,7 +1,5 @@
 """Bad input of `diti solve`: one line, exit code 2, and nothing half-written."""
 
-import json
-
 import pytest
 import torch
 from PIL import Image
@@ -32,23 +30,23 @@ def complaint(folder, out, capsys, **options) -> str:
     [
         ({"data": "toyfaces:40"}, "training images are too few for a code of 12 dims: use --code-dim"),
         ({"images": 20}, "--images 20 is too short"),
-        ({"images": 0}, "each must be 1 or more"),
-        ({"images": -5}, "each must be 1 or more"),
-        ({"code_dim": 9999}, "code_dim is 9999"),
-        ({"code_dim": 0}, "each must be 1 or more"),
+        ({"images": 0}, "--images is 0; it must be 1 or more"),
+        ({"images": -5}, "--images is -5; it must be 1 or more"),
+        ({"code_dim": 9999}, "--code-dim is 9999, but this encoder has"),
+        ({"code_dim": 0}, "--code-dim is 0; it must be from 1 to 65,536"),
         ({"subsets": 13}, "13 subsets do not fit in 12 dims"),
-        ({"subsets": 0}, "each must be 1 or more"),
-        ({"tau": 0}, "tau is 0; it is a share that must lie between 0 and 1"),
-        ({"tau": 1}, "tau is 1; it is a share"),
-        ({"tau": 1.5}, "tau is 1.5; it is a share"),
-        ({"tau": "nan"}, "tau is nan; it is a share"),
-        ({"tau": -0.1}, "tau is -0.1; it is a share"),
-        ({"features_weight": -1}, "features_weight is -1; it must be 0"),
-        ({"features_weight": "nan"}, "features_weight is nan"),
-        ({"features_weight": "inf"}, "features_weight is inf"),
-        ({"tolerance": 0}, "tolerance is 0"),
-        ({"stretches": 0}, "each must be 1 or more"),
-        ({"encoder_time": 1000}, "encoder_time is 1000; the backbone has time-steps 0..999"),
+        ({"subsets": 0}, "--subsets is 0; it must be from 1"),
+        ({"tau": 0}, "--tau is 0.0; it must be above 0 and below 1"),
+        ({"tau": 1}, "--tau is 1.0; it must be above 0 and below 1"),
+        ({"tau": 1.5}, "--tau is 1.5; it must be above 0 and below 1"),
+        ({"tau": "nan"}, "--tau is nan; give a finite number, above 0 and below 1"),
+        ({"tau": -0.1}, "--tau is -0.1; it must be above 0 and below 1"),
+        ({"features_weight": -1}, "--features-weight is -1.0; it must be 0 or more (0 = eq. 6 alone)"),
+        ({"features_weight": "nan"}, "--features-weight is nan"),
+        ({"features_weight": "inf"}, "--features-weight is inf"),
+        ({"tolerance": 0}, "--tolerance is 0"),
+        ({"stretches": 0}, "--stretches is 0; it must be from 1 to 1,000"),
+        ({"encoder_time": 1000}, "--encoder-time is 1000; the backbone has time-steps 0..999"),
         ({"axes": "pca"}, "--axes"),
         ({"method": "tcvae"}, "--method"),
         ({"data": "no-such-folder"}, "no-such-folder does not exist"),
@@ -88,13 +86,27 @@ def test_the_length_that_is_advised_works_as_far_as_it_is_advised(folder, shared
     ],
 )
 def test_a_backbone_that_says_no_numbers(folder, shared_cache, tmp_path, capsys, part, expected):
+    """Its weights are numbers, but so large that what it computes is not."""
     backbone = tiny_backbone()
     with torch.no_grad():
-        backbone.unet.get_parameter(part).view(-1)[0] = torch.nan
+        backbone.unet.get_parameter(part).fill_(3e38)
     backbone.save(tmp_path / "broken")
     out = tmp_path / "out"
     assert expected in complaint(folder, out, capsys, backbone=tmp_path / "broken")
     assert not (out / "state").exists()
+
+
+def test_a_model_is_not_solved_into_what_is_read(folder, shared_cache, image_folder, tmp_path, capsys):
+    for place, words in (
+        (folder / "solved", "which is read; choose a place outside"),
+        (image_folder / "solved", "which is read; choose a place outside"),
+        (image_folder / "a" / "00.png" / "x", "is a file, not a folder"),
+    ):
+        words_of = ["--data", str(image_folder), "--backbone", str(folder), "--code-dim", "2", "--subsets", "2"]
+        assert main(["solve", *words_of, "--out", str(place)]) == 2
+        complaint = capsys.readouterr().err
+        assert words in complaint and complaint.count("\n") == 1
+        assert not place.exists()
 
 
 def test_a_folder_of_other_files_is_left_alone(folder, shared_cache, tmp_path, capsys):
@@ -117,6 +129,6 @@ def test_images_that_are_all_the_same(folder, shared_cache, tmp_path, capsys):
 
 def test_after_a_refusal_the_same_folder_can_be_used(folder, shared_cache, tmp_path, capsys):
     out = tmp_path / "out"
-    complaint(folder, out, capsys, images=20)
-    assert json.loads((out / "run.json").read_text())["verb"] == "solve"
-    assert "code_dim is 9999" in complaint(folder, out, capsys, code_dim=9999)
+    assert "--images 20 is too short" in complaint(folder, out, capsys, images=20)
+    assert not out.exists()
+    assert "--code-dim is 9999" in complaint(folder, out, capsys, code_dim=9999)

@@ -57,18 +57,17 @@ def gather_evidence(
     """Look, then pass over the images. state: folder to continue from. log: told how the rule went."""
     train_rows, valid_rows = split_rows(dataset, config.seed)
     images, settings = len(train_rows), config.solution
-    require_images(images, config.code_dim)
+    require_images(config, images, backbone.size)
     device = next(backbone.parameters()).device
     seen = feature_map(encoder, features)
     # Given features are those of the images as they are, not of their mirror images.
     flip = config.flip and features is None
     walk = Walk(dataset, Stream(train_rows, config.seed, flip=flip), seen, device, "solve-train")
     valid_walk = Walk(dataset, Stream(valid_rows, config.seed, flip=False), seen, device, "solve-valid")
-    pixels = max(1, min(settings.pixel_axes, images // PER_AXIS, 3 * min(backbone.size, GRID) ** 2))
+    pixels = pixel_axes_count(config, images, backbone.size)
     whitened = min(max(settings.whitened, config.code_dim), encoder.trunk.features, images // PER_DIM)
     look = first_look(walk, min(LOOKED_AT, images), backbone.size, pixels, whitened, config.code_dim, config.seed)
-    regressors = 1 + look.pixel_axes.count + config.code_dim
-    require_pass(config.images, regressors)
+    regressors = 1 + pixels + config.code_dim
     stretches = make_stretches(backbone.schedule, min(settings.stretches, backbone.timesteps))
     job = Pass(backbone, stretches, look, config.seed)
     valid = _validation_sums(job, valid_walk, min(VALIDATION, DRAWS_OF_ONE * len(valid_rows)), state)
@@ -97,8 +96,14 @@ def split_rows(dataset: Dataset, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(mixed[held_out:]), np.sort(mixed[:held_out])
 
 
-def require_images(images: int, dims: int) -> None:
-    """InputError for fewer images than the regressions can bear."""
+def pixel_axes_count(config: SolveConfig, images: int, size: int) -> int:
+    """P: as many principal axes of the pixels as wanted, or as images and pixels allow."""
+    return max(1, min(config.solution.pixel_axes, images // PER_AXIS, 3 * min(size, GRID) ** 2))
+
+
+def require_images(config: SolveConfig, images: int, size: int) -> None:
+    """InputError for fewer training images, or a shorter pass over them, than the regressions can bear."""
+    dims = config.code_dim
     if images < PER_DIM * dims:
         most = images // PER_DIM
         remedy = f"use --code-dim {most} or less, or " if most else ""
@@ -106,14 +111,11 @@ def require_images(images: int, dims: int) -> None:
             f"{images} training images are too few for a code of {dims} dims: {remedy}give at least "
             f"{PER_DIM * dims} training images"
         )
-
-
-def require_pass(images: int | None, regressors: int) -> None:
-    """InputError for a pass that is shorter than its regressions have unknowns."""
-    if images is not None and images < 2 * regressors:
+    regressors = 1 + pixel_axes_count(config, images, size) + dims
+    if config.images is not None and config.images < 2 * regressors:
         raise InputError(
-            f"--images {images} is too short: each regression has {regressors} regressors and needs twice as many "
-            f"images; give at least {2 * regressors}, or leave --images out"
+            f"--images {config.images} is too short: each regression has {regressors} regressors and needs twice "
+            f"as many images; give at least {2 * regressors}, or leave --images out"
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from diti.config import SolveConfig, TrainingConfig, differences, from_options, load_yaml
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator
+from diti.core.outputs import require_writable
 from diti.core.runs import RunFolder, read_mapping
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
@@ -33,6 +34,8 @@ def solve_model(config: SolveConfig, out: Path, begun: Callable[[], None] = lamb
     `begun` is called once everything is checked.
     """
     began = time.monotonic()
+    # What is there already is told further on; this is about the place, and about what is read.
+    require_writable({"--out": [out / "model.json"]}, [config.data, config.backbone], overwrite=True)
     backbone = load_backbone(config.backbone)
     validate(config, backbone)
     accelerator, run = make_accelerator(TrainingConfig()), RunFolder(out)
@@ -41,7 +44,7 @@ def solve_model(config: SolveConfig, out: Path, begun: Callable[[], None] = lamb
         with accelerator.main_process_first():
             dataset = open_data(config.data, backbone.size)
         backbone.require_size(dataset.size)
-        require_images(len(split_rows(dataset, config.seed)[0]), config.code_dim)
+        require_images(config, len(split_rows(dataset, config.seed)[0]), backbone.size)
         if begin(config, run, dataset, backbone, main):
             return None
         accelerator.wait_for_everyone()
