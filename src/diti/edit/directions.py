@@ -72,6 +72,11 @@ class Direction:
 
     def summary(self) -> str:
         """One line for people."""
+        if self.metric not in ("AP", "r"):
+            return (
+                f"{self.attribute}: {len(self.dims)} of {len(self.weight)} dims from {self.data}; "
+                f"{self.score:.0%} of these examples lie on their side"
+            )
         percent = 100 if self.metric == "AP" else 1
         score, whole, chance = (
             f"{percent * v:.3g}{' %' if percent > 1 else ''}"
