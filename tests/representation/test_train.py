@@ -184,7 +184,7 @@ def test_bad_input_is_one_line(frozen, model, tmp_path, capsys):
 
     assert "--backbone is missing" in complaint("train", "--data", "toyfaces:9", "--out", str(tmp_path / "x"))
     assert "subsets" in complaint(*base, str(tmp_path / "x1"), "--subsets", "50")
-    assert "code_dim is 9999" in complaint(*base, str(tmp_path / "x2"), "--code-dim", "9999")
+    assert "--code-dim is 9999" in complaint(*base, str(tmp_path / "x2"), "--code-dim", "9999")
     assert "pdae has one" in complaint(*base, str(tmp_path / "x3"), "--method", "pdae", "--detach")
     assert main(["prepare", "toyfaces:40", "--size", "32", "--out", str(tmp_path / "d32")]) == 0
     capsys.readouterr()
