@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from accelerate import Accelerator
 
 from diti.config import WITHOUT_EFFECT, PretrainConfig, TrainConfig, preset
+from diti.core.errors import InputError
 from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
@@ -14,6 +18,18 @@ from diti.diffusion.backbone import Backbone
 
 # Settings that a continued run may change: they decide how long it runs and what it tells, not what it computes.
 FREE = WITHOUT_EFFECT | {"images", "data"}
+
+
+@contextmanager
+def refused_cleanly(out: Path, is_main: bool) -> Iterator[None]:
+    """Where the block refuses its input, remove the run folder again if there was none before."""
+    new = not out.exists()
+    try:
+        yield
+    except InputError:
+        if new and is_main:
+            shutil.rmtree(out, ignore_errors=True)
+        raise
 
 
 def start_run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from diti.core import loop
 from diti.core.errors import InputError
 from diti.data.prepared import Dataset, training_batches
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.diffusion.start_run import start_run
+from diti.diffusion.start_run import refused_cleanly, start_run
 from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.registry import Findings, Method, find_method
 from diti.representation.models.loading import load
@@ -32,15 +31,10 @@ def train_model(config: TrainConfig, out: Path, begun: Callable[[], None] = lamb
     backbone = frozen_backbone(method, config)
     loop.check_batch(config.training, accelerator.num_processes)
     method.validate(config, backbone or named_preset(config.preset).backbone.size)
-    new = not out.exists()
-    run, dataset = start_run(config, out, backbone, accelerator, "train")
-    begun()
-    try:
+    with refused_cleanly(out, accelerator.is_main_process):
+        run, dataset = start_run(config, out, backbone, accelerator, "train")
+        begun()
         objective = method.build(config, backbone, dataset)
-    except InputError:  # of the data, such as too few images: no folder is left that holds nothing
-        if new and accelerator.is_main_process:
-            shutil.rmtree(out)
-        raise
     weights = loop.train(
         objective,
         training_batches(dataset, config.training.seed, flip=config.training.flip),

@@ -17,6 +17,7 @@ from diti.core.runs import RunFolder, read_json
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.start_run import refused_cleanly
 from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.registry import Findings, find_method
 from diti.representation.models.diffusion import DiTi
@@ -47,17 +48,18 @@ def solve_model(config: SolveConfig, out: Path, begun: Callable[[], None] = lamb
         return None
     run = RunFolder(out)
     main = accelerator.is_main_process
-    if main:
-        run.begin(config, inputs, FREE)
-        run.rewind_log(0)  # the looks of a stopped run are in its state: the pass tells them again
-    accelerator.wait_for_everyone()
-    begun()
 
     def log(**facts: Any) -> None:
         if main:
             run.log(**facts)
 
-    solved = solve_networks(config, backbone.to(accelerator.device), dataset, state=out / "state", log=log)
+    with refused_cleanly(out, main):
+        if main:
+            run.begin(config, inputs, FREE)
+            run.rewind_log(0)  # the looks of a stopped run are in its state: the pass tells them again
+        accelerator.wait_for_everyone()
+        begun()
+        solved = solve_networks(config, backbone.to(accelerator.device), dataset, state=out / "state", log=log)
     findings = Findings()
     if main:
         findings = write(config, solved, dataset, run, time.monotonic() - began)
