@@ -11,10 +11,9 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import numpy as np
 import pytest
 from parity import write_large_layout
-from PIL import Image
+from pictures import picture
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -127,13 +126,6 @@ def two_processes() -> Callable[..., str]:
         return "".join(printed)
 
     return run
-
-
-def picture(index: int, width: int = 40, height: int = 40) -> Image.Image:
-    """A picture whose colour tells its index."""
-    pixels = np.zeros((height, width, 3), np.uint8)
-    pixels[:] = (index * 37 % 256, index * 91 % 256, index % 256)
-    return Image.fromarray(pixels)
 
 
 @pytest.fixture

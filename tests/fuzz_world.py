@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from conftest import picture
+from pictures import picture
 from tiny import tiny_backbone
 
 from diti.cli import main

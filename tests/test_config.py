@@ -164,7 +164,7 @@ def test_ranges_are_those_of_settings():
 
 def test_a_wrong_number_in_a_file_names_the_file(tmp_path):
     (tmp_path / "c.yaml").write_text("training: {images: 0}")
-    with pytest.raises(InputError, match=r"c\.yaml: training: --images is 0"):
+    with pytest.raises(InputError, match=r"c\.yaml: --images is 0"):
         load_yaml(PretrainConfig(), tmp_path / "c.yaml")
 
 

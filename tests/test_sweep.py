@@ -82,7 +82,7 @@ def test_a_grid_multiplies_out():
         ({"runs": {"a": {"subset": 4}}}, r"runs: a: unknown setting 'subset'.* Did you mean 'subsets'\?"),
         ({"runs": {"a": {"code": {"images": 4}}}}, r"runs: a: code: unknown setting 'images'"),
         ({"settings": {"train-batch-size": 4}, "runs": {"a": {}}}, r"Did you mean 'train_batch_size'\?"),
-        ({"settings": {"images": 0}, "runs": {"a": {}}}, r"settings: images is 0; it must be greater than 0"),
+        ({"settings": {"images": 0}, "runs": {"a": {}}}, r"settings: --images is 0; it must be 1 or more"),
         ({"settings": {"images": "many"}, "runs": {"a": {}}}, r"settings: training: images must be int"),
         ({"settings": {"images": 1, "training": {"images": 2}}, "runs": {"a": {}}}, r"images is given twice"),
         ({"runs": {"a": {"seed": 4}}}, r"runs: a: seed cannot stand here; list them at the top"),
@@ -109,7 +109,7 @@ def test_mistakes_are_one_line(keys, complaint):
     [
         ({"method": "pdae", "detach": True}, r"run b-s0: .*pdae has one"),
         ({"subsets": 500}, r"run b-s0: .*subsets"),
-        ({"code_dim": 9999}, r"run b-s0: code_dim is 9999"),
+        ({"code_dim": 9999}, r"run b-s0: --code-dim is 9999"),
         ({"gradient_accumulation_steps": 3, "subsets": 8}, r"run b-s0: --train-batch-size 32 does not split"),
         ({"backbone": "no/such/folder"}, r"run b-s0: .*no/such/folder"),
     ],

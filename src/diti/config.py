@@ -348,8 +348,11 @@ def resolve(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, start=start, partition=cut)
 
 
-def from_mapping(base: T, values: Any, where: str) -> T:
-    """`base` with the values of a mapping; unknown keys and wrong types raise with the nearest valid name."""
+def from_mapping(base: T, values: Any, where: str, whole: str = "") -> T:
+    """`base` with the values of a mapping; unknown keys and wrong types raise with the nearest valid name.
+
+    whole: where it all comes from, of the mapping of a section.
+    """
     if not isinstance(values, dict):
         raise InputError(f"{where} must be a mapping of settings, got {type(values).__name__}")
     hints = typing.get_type_hints(type(base))
@@ -361,13 +364,13 @@ def from_mapping(base: T, values: Any, where: str) -> T:
             raise InputError(f"{where}: unknown setting {key!r}; valid: {', '.join(hints)}.{hint}")
         current = getattr(base, key)
         if dataclasses.is_dataclass(current):
-            changes[key] = from_mapping(current, value, f"{where}: {key}")
+            changes[key] = from_mapping(current, value, f"{where}: {key}", whole or where)
         else:
             changes[key] = _checked(value, hints[key], f"{where}: {key}")
     try:
         return dataclasses.replace(base, **changes)  # type: ignore[type-var]
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{whole or where}: {error}") from None
 
 
 def from_options(base: T, options: Mapping[str, Any], where: str) -> T:

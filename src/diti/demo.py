@@ -24,7 +24,7 @@ from diti.report.blocks import Figure, Section
 from diti.report.build import Report, report
 from diti.report.evidence import Effort
 from diti.report.terminal import print_table
-from diti.sweep import Plan, run_sweep
+from diti.sweep import Plan, check_plan, run_sweep
 
 SHIPPED = "toyfaces32-diti"  # a DiTi model that was trained longer, in the box
 METHODS = ("diti", "pdae")
@@ -83,10 +83,11 @@ def choose_length(quick: bool, full: bool, faces: int | None, images: int | None
 def run_demo(out: Path, length: Length) -> Report:
     """Data, trainings, measurements, page. The same command continues a stopped demo."""
     data = out / "data"
+    check_plan(plan := plan_training(data, length))
     source = find_source(f"toyfaces:{length.faces}", ReadOptions(size=SIZE))
     dataset = prepare(source, data, SIZE)
     save_faces(dataset, out / "faces")
-    runs = train_methods(out / "runs", data, length)
+    runs = train_methods(out / "runs", plan)
     runs.append(copy_shipped(out / "runs"))
     built = report(
         runs,
@@ -103,9 +104,9 @@ def run_demo(out: Path, length: Length) -> Report:
     return built
 
 
-def train_methods(out: Path, data: Path, length: Length) -> list[Path]:
+def train_methods(out: Path, plan: Plan) -> list[Path]:
     """DiTi and PDAE for the same images and seeds, side by side."""
-    trained = run_sweep(plan_training(data, length), out)
+    trained = run_sweep(plan, out)
     return sorted(trained, key=lambda path: METHODS.index(path.name.split("-")[0]))
 
 

@@ -24,7 +24,8 @@ def next_line(health, loss, error=0.01, nothing=1.0):
     [
         (0.97, 0.5, 0.32, 0.2, 0.12, 0.1, 0.098, 0.11, 0.097),  # as pretraining goes
         (1.4, 1.05, 1.0, 0.99, 0.7, 0.3),  # a slow start
-        (0.4, 0.6, 0.45, 0.7),  # noisy, and not yet twice the usual
+        (0.4, 0.6, 0.45, 0.7, 0.8),  # noisy, and not yet twice the usual
+        (0.2, 0.5, 0.1, 0.4),  # the first lines may find their way
     ],
 )
 def test_good_histories_have_no_fault(history):
@@ -35,7 +36,7 @@ def test_good_histories_have_no_fault(history):
     "history, loss, complaint",
     [
         ((0.6, 0.32), 0.93, "back at that of predicting nothing, 0.93"),  # the fall of the celeba32 preset
-        ((0.3, 0.1, 0.09), 0.25, "rose from 0.1 to 0.25"),
+        ((0.2, 0.1, 0.1, 0.09), 0.25, "rose from 0.1 to 0.25"),
         ((), 1e6, "1e+06 times that of predicting nothing"),
         ((0.5,), float("nan"), "not a number"),
         ((0.5,), float("inf"), "not a number"),
@@ -47,18 +48,18 @@ def test_falls_are_named(history, loss, complaint):
 
 
 def test_a_rise_within_the_noise_of_a_short_line_is_none():
-    health = after(0.1, 0.1)
+    health = after(0.1, 0.1, 0.1, 0.1)
     assert health.fault(next_line(health, 0.25, error=0.05), steady=True) is None
     assert health.fault(next_line(health, 0.25, error=0.01), steady=True)
 
 
 def test_losses_of_opponents_may_rise():
-    health = after(0.1, nothing=None)
+    health = after(0.1, 0.1, 0.1, 0.1, nothing=None)
     assert health.fault(next_line(health, 5.0, nothing=None), steady=False) is None
 
 
 def test_losses_below_zero_are_compared_by_their_size():
-    health = after(-10.0, -12.0, nothing=None)
+    health = after(-10.0, -12.0, -10.0, -12.0, nothing=None)
     assert health.fault(next_line(health, -3.0, nothing=None), steady=True) is None
     assert "rose from -11 to 5" in health.fault(next_line(health, 5.0, nothing=None), steady=True)
 

@@ -42,5 +42,5 @@ def test_sample_writes_a_picture(backbone, tmp_path, capsys):
     assert main(words) == 0
     with Image.open(tmp_path / "s.png") as picture:
         assert picture.size[0] > 3 * 90
-    assert main([*words[:3], "0", *words[4:]]) == 2 and "use 1 image or more" in capsys.readouterr().err
+    assert main([*words[:3], "0", *words[4:]]) == 2 and "--count (-n) is 0; draw from 1" in capsys.readouterr().err
     assert main(["sample", str(tmp_path / "nowhere"), "--out", "x.png"]) == 2

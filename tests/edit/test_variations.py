@@ -92,7 +92,7 @@ def test_bad_input_is_refused(folder, model, latent, faces, tmp_path):
     model.save(tmp_path / "bare")
     with pytest.raises(InputError, match=r"no finished latent/.*diti train-latent .*bare --data"):
         save_new_images(tmp_path / "bare", 2, out=tmp_path / "s.png")
-    with pytest.raises(InputError, match=r"--count is 0; draw from 1 to"):
+    with pytest.raises(InputError, match=r"--count \(-n\) is 0; draw from 1 to"):
         save_new_images(folder, 0, out=tmp_path / "s.png")
     with pytest.raises(InputError, match=r"--sampling-steps is 1001; .* 1 to 1000"):
         draw(model, latent, 2, sampling_steps=1001)

@@ -120,7 +120,7 @@ def test_vary_shows_original_reconstruction_and_variations(place, diti_here):
         (["vary", "model", "a.png", "-n", "99999999999999"], "draw from 1 to 10,000 images"),
         (["vary", "model", "a.png", "--out="], "--out is followed by an empty word"),
         (["sample", "model", "-n", "1000000000000"], "draw from 1 to 10,000 images"),
-        (["sample", "model", "-n", "0"], "--count is 0"),
+        (["sample", "model", "-n", "0"], "--count (-n) is 0"),
         (["sample", "model", "--out", "nowhere.txt"], "does not end in .png"),
         (["train-latent", "model", "--data", "faces", "--codes", "0"], "--codes is 0; it must be 1 or more"),
         (["train-latent", "nowhere", "--data", "faces"], "nowhere"),

@@ -304,5 +304,5 @@ def test_bad_input_is_one_line():
     refused(r"protocol 'paper' with a test split only", mirrored=features[:200])
     refused(r"mirrored has shape", mirrored=features[:10], protocol="paper")
     refused(r"no attribute can be probed \(first: no negative in train", y=np.ones((400, 4)))
-    with pytest.raises(InputError, match=r"counts \(10, 1000\) .* from 4 to 200"):
+    with pytest.raises(InputError, match=r"--few-shot 10,1000 cannot be drawn: .* from 4 to 200"):
         few_shot(features, labels, names, binary, splits, counts=(10, 1000))

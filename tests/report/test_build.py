@@ -181,6 +181,16 @@ def test_what_did_not_change_is_not_measured_again(tmp_path, measured):
     assert measured(run, seed=1, faces=3) == ["counterfactuals a"]
 
 
+@pytest.mark.parametrize("name", ["probe.json", "measured.json"])
+@pytest.mark.parametrize("content", ["[]", '{"probe', ""])
+def test_what_is_damaged_is_measured_again(tmp_path, measured, name, content):
+    run = make_run(tmp_path / "a")
+    measured(run)
+    (file,) = run.glob(f"measured/*/{name}")
+    file.write_text(content)
+    assert measured(run) == (["probe a"] if name == "probe.json" else ALL)
+
+
 @pytest.mark.parametrize("part", ["encoder", "decoder", "unet"])
 def test_other_weights_are_measured_anew(tmp_path, measured, part):
     """Such as those of a decoder that was trained longer while --encoder-rate 0 kept the encoder."""

@@ -112,6 +112,14 @@ def test_numbers_of_a_file_are_counted(tmp_path):
     assert count_numbers(tmp_path / "f.safetensors") == 25
 
 
+def test_a_cut_file_is_named(tmp_path, faces):
+    folder = write_run(tmp_path / "run")
+    for file in folder.glob("*/*.safetensors"):
+        file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(InputError, match=r"model\.safetensors is not a whole safetensors file"):
+        read_run(folder, faces)
+
+
 @pytest.mark.parametrize(
     ("changes", "label"),
     [

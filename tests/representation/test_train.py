@@ -176,20 +176,20 @@ def test_bad_input_is_one_line(frozen, model, tmp_path, capsys):
 
     def complaint(*words: str) -> str:
         assert main(list(words)) == 2
-        shown = capsys.readouterr().err
-        assert "Traceback" not in shown
-        last = shown.strip().splitlines()[-1]  # progress bars may stand before it
-        assert last.startswith("diti: ")
-        return last
+        shown = capsys.readouterr()
+        assert shown.out == "", "settings are shown once all is checked"
+        assert shown.err.startswith("diti: ") and shown.err.count("\n") == 1
+        return shown.err
 
     assert "--backbone is missing" in complaint("train", "--data", "toyfaces:9", "--out", str(tmp_path / "x"))
     assert "subsets" in complaint(*base, str(tmp_path / "x1"), "--subsets", "50")
-    assert "code_dim is 9999" in complaint(*base, str(tmp_path / "x2"), "--code-dim", "9999")
+    assert "--code-dim is 9999" in complaint(*base, str(tmp_path / "x2"), "--code-dim", "9999")
     assert "pdae has one" in complaint(*base, str(tmp_path / "x3"), "--method", "pdae", "--detach")
     assert main(["prepare", "toyfaces:40", "--size", "32", "--out", str(tmp_path / "d32")]) == 0
     capsys.readouterr()
     other = [str(tmp_path / "d32") if w == "toyfaces:200" else w for w in base]
     assert "images are 32 px but the backbone is for 16 px" in complaint(*other, str(tmp_path / "x4"))
+    assert not any((tmp_path / f"x{number}").exists() for number in ("", 1, 2, 3, 4)), "a refusal leaves nothing"
     assert main([*base, str(tmp_path / "run")]) == 0
     capsys.readouterr()
     assert "other settings (code.code_dim)" in complaint(*base, str(tmp_path / "run"), "--code-dim", "11")

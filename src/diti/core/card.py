@@ -14,5 +14,7 @@ def picture_lines(pictures: Mapping[str, str]) -> str:
 
 def pictures_of(folder: Path) -> dict[str, str]:
     """File → what it shows, of the pictures in a run folder that its card names."""
-    named = re.findall(r"^!\[(.+)\]\((.+)\)$", (folder / "card.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = re.findall(
+        r"^!\[(.+)\]\((.+)\)$", (folder / "card.md").read_text(encoding="utf-8", errors="replace"), re.MULTILINE
+    )
     return {file: words for words, file in named if (folder / file).is_file()}

@@ -12,6 +12,7 @@ from typing import Any
 
 MOST_FALLS = 3  # after so many the settings are at fault
 REMEMBERED = 8  # losses of lines that a new one is compared with
+FEWEST = 4  # of them: before, a loss may still find its way
 ABSURD = 3.0  # times the loss of predicting nothing: no network starts there
 LEAST_GAIN = 0.2  # share of the loss of nothing that must have been gained before it can be lost again
 GIVEN_BACK = 0.8  # share of that gain which a fall gives back
@@ -59,9 +60,9 @@ class Health:
             gain = 1 - self.best
             if gain > LEAST_GAIN and 1 - line.share < (1 - GIVEN_BACK) * gain:
                 return f"the loss is back at that of predicting nothing, {line.loss:.3g}"
-        if steady and self.recent:
+        if steady and len(self.recent) >= FEWEST:
             usual = median(self.recent)
-            if line.loss - usual > max(abs(usual), CLEAR * line.error):
+            if line.loss > max(self.recent) and line.loss - usual > max(abs(usual), CLEAR * line.error):
                 return f"the loss rose from {usual:.3g} to {line.loss:.3g}"
         return None
 

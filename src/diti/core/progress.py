@@ -90,7 +90,7 @@ class _Lines:
         now = time.monotonic()
         if now - _Lines.last_told >= LINE_SECONDS:
             _Lines.last_told = now
-            parts = [f"{self.label}: {self.done:,}/{self.total:,}", *self._left(now - self.began)]
+            parts = [f"{self.label}: {self.done:,.0f}/{self.total:,.0f}", *self._left(now - self.began)]
             Console(stderr=True, soft_wrap=True, highlight=False).print(
                 ", ".join([*parts, *([self.note] if self.note else [])]), markup=False
             )

@@ -160,7 +160,7 @@ class RunFolder:
             with locked(self.path):
                 yield
         except InputError:
-            if new and not self.read_log():
+            if new and not (self.path / "state").is_dir():
                 shutil.rmtree(self.path)
             raise
 

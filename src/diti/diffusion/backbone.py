@@ -53,7 +53,7 @@ IMAGE_CHANNELS = 3
 DOWN_BLOCKS = ("DownBlock2D", "AttnDownBlock2D", "ResnetDownsampleBlock2D")
 UP_BLOCKS = ("UpBlock2D", "AttnUpBlock2D", "ResnetUpsampleBlock2D")
 UNET_SHARES = ("dropout", "norm_eps", "mid_block_scale_factor", "freq_shift")  # numbers that need not be whole
-UNET_LARGEST = 8_192  # of the numbers in a config: wider networks have never been trained
+UNET_LARGEST, UNET_LAYERS = 8_192, 64  # of the numbers in a config: wider networks have never been trained
 BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "laplace", "sigmoid")
 
 
@@ -314,7 +314,8 @@ def check_unet_values(config: Mapping[str, Any]) -> None:
     """Refuse values of another type than diffusers' own, or out of all bounds, which would only fail later."""
     for key, usual in _unet_defaults().items():
         value = config.get(key, usual)
-        if value is not None and usual is not None and not _is_like(value, usual, whole=key not in UNET_SHARES):
+        most = UNET_LAYERS if key == "layers_per_block" else UNET_LARGEST
+        if value is not None and usual is not None and not _is_like(value, usual, most, key not in UNET_SHARES):
             raise InputError(f"{key} is {value!r}, which is not a value like {usual!r}")
     widths, layers = config.get("block_out_channels") or (), config.get("layers_per_block") or 1
     least = 4 * 36 * layers * sum(width**2 for width in widths)  # bytes of the 3×3 convolutions, down and up
@@ -326,16 +327,18 @@ def check_unet_values(config: Mapping[str, Any]) -> None:
         )
 
 
-def _is_like(value: Any, usual: Any, whole: bool) -> bool:
-    """Whether a value could stand for another of its kind."""
+def _is_like(value: Any, usual: Any, most: int, whole: bool) -> bool:
+    """Whether a value could stand for another of its kind: numbers up to `most`, and `whole` ones."""
     if isinstance(usual, bool | str):
         return isinstance(value, type(usual))
     if isinstance(usual, tuple | list):
         return (
-            isinstance(value, tuple | list) and len(value) > 0 and all(_is_like(v, usual[0], whole) for v in value)
+            isinstance(value, tuple | list)
+            and len(value) > 0
+            and all(_is_like(v, usual[0], most, whole) for v in value)
         )
     kinds = int if whole else int | float
-    return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= UNET_LARGEST
+    return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= most
 
 
 @cache

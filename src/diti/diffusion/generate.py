@@ -22,7 +22,7 @@ SOLVERS = {"2m": dpm_solver_2m, "ddim": ddim}
 def require_count(count: int) -> None:
     """InputError for a number of images that cannot be drawn as one picture."""
     if not 1 <= count <= MOST_IMAGES:
-        raise InputError(f"--count is {count}; draw from 1 to {MOST_IMAGES:,} images")
+        raise InputError(f"--count (-n) is {count}; draw from 1 to {MOST_IMAGES:,} images")
 
 
 def samples(

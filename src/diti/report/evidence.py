@@ -68,14 +68,17 @@ class Stage:
         """Whether it was measured like this; baselines that nobody asked for do no harm."""
         key, noted = self.key, self._notes().get(self.name)
         with_baselines = key | {"options": key["options"] | {"baselines": True}}
-        return (self.folder / MEASURED[self.name]).is_file() and noted in (key, with_baselines)
+        return self._read(MEASURED[self.name]) is not None and noted in (key, with_baselines)
 
     def _notes(self) -> dict[str, Any]:
-        path = self.folder / NOTES
+        return self._read(NOTES) or {}
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """A file of the folder; None where it is missing or damaged: then it is measured again."""
         try:
-            return read_settings(path) if path.is_file() else {}
-        except InputError:  # damaged: it is measured again
-            return {}
+            return read_settings(self.folder / name)
+        except InputError:
+            return None
 
     def forget(self) -> None:
         """Before it is measured again: what is there belongs to other settings."""

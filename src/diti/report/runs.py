@@ -226,10 +226,13 @@ def _weight_files(path: Path) -> dict[str, Path]:
 
 def count_numbers(file: Path) -> int:
     """How many numbers a safetensors file holds, from its header alone."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(file, framework="numpy") as tensors:
-        shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+    except SafetensorError as error:
+        raise InputError(f"{file} is not a whole safetensors file ({error}); copy it again") from None
     return sum(functools.reduce(int.__mul__, shape, 1) for shape in shapes)
 
 

@@ -224,9 +224,9 @@ def test_what_cannot_be_built_is_one_line(config, backbone):
     validate(config, 32)
     with pytest.raises(InputError, match=r"--detach needs several subsets and diffae has one"):
         validate(replace(config, detach=True), backbone)
-    with pytest.raises(InputError, match=r"encoder 'backbone' is a copy of a backbone, and none is given"):
+    with pytest.raises(InputError, match=r"--encoder backbone copies a backbone, and none is given"):
         validate(replace(config, code=replace(CODE, encoder="backbone")), 32)
-    with pytest.raises(InputError, match=r"size is 36 px; 3 levels and unshuffle 2 need a multiple of 8"):
+    with pytest.raises(InputError, match=r"--size is 36 px; 3 levels and --unshuffle 2 need a multiple of 8"):
         validate(config, 36)
 
 

@@ -253,10 +253,10 @@ def test_two_processes_equal_one(config, tmp_path, two_processes):
 @pytest.mark.parametrize(
     ("section", "wrong", "words"),
     [
-        ("gan", {"bottleneck_dim": 0}, r"bottleneck_dim 1 or more"),
-        ("gan", {"info_weight": -1.0}, r"weights of ibgan must be 0 or more"),
-        ("gan", {"generator_channels": ()}, r"generator_channels"),
-        ("gan", {"discriminator_width": 0}, r"discriminator_width"),
+        ("gan", {"bottleneck_dim": 0}, r"--bottleneck-dim is 0"),
+        ("gan", {"info_weight": -1.0}, r"--info-weight is -1\.0; it must be 0 or more"),
+        ("gan", {"generator_channels": ()}, r"--generator-channels is empty"),
+        ("gan", {"discriminator_width": 0}, r"--discriminator-width is 0"),
         ("training", {"gradient_accumulation_steps": 2}, r"compare the images of each part alone"),
     ],
 )

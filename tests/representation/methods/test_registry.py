@@ -215,7 +215,7 @@ def test_a_backbone_is_asked_for_where_one_is_needed(config, backbone, tmp_path,
         train_model(replace(config, code=EncoderConfig()), tmp_path / "run")
     with pytest.raises(InputError, match="method diti needs a backbone"):
         train_model(replace(config, method="diti"), tmp_path / "run")
-    with pytest.raises(InputError, match="use encoder 'residual'"):
+    with pytest.raises(InputError, match="use --encoder residual"):
         find_method("colour").validate(replace(config, code=EncoderConfig()), 32)
     with pytest.raises(InputError, match="name one with --backbone"):
         find_method("diti").validate(config, 32)

@@ -216,7 +216,7 @@ def test_an_image_alone_cannot_be_compared(config, tmp_path, capsys):
     words = ["train", "--method", "simclr", "--encoder", "residual", "--data", DATA, "--images", 64]
     words += ["--train-batch-size", 1, "--out", tmp_path / "run"]
     assert "simclr compares the images of a batch; use 2 or more" in complaint(capsys, *words)
-    with pytest.raises(InputError, match="code_dim is 0"):
+    with pytest.raises(InputError, match="--code-dim is 0"):
         find_method("simclr").validate(replace(config, code=replace(CODE, code_dim=0)), 32)
 
 

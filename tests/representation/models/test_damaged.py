@@ -24,7 +24,7 @@ VALUES = [
     ("backbone.json", "unshuffle", -2), ("backbone.json", "unshuffle", [2]), ("backbone.json", "heads", "2"),
     (CONFIG, "block_out_channels", [8, -16]), (CONFIG, "block_out_channels", "8"), (CONFIG, "dropout", "x"),
     (CONFIG, "block_out_channels", [8, 10**8]), (CONFIG, "block_out_channels", 8), (CONFIG, "layers_per_block", 0),
-    (CONFIG, "block_out_channels", []), (CONFIG, "layers_per_block", HUGE), (CONFIG, "layers_per_block", [1]),
+    (CONFIG, "block_out_channels", []), (CONFIG, "layers_per_block", 5_000), (CONFIG, "layers_per_block", [1]),
     (CONFIG, "norm_num_groups", 0), (CONFIG, "norm_num_groups", 7), (CONFIG, "sample_size", "16"),
     (CONFIG, "sample_size", [8, "8"]), (CONFIG, "sample_size", -8), (CONFIG, "down_block_types", [1, 2]),
     (CONFIG, "attention_head_dim", 0), (CONFIG, "norm_eps", "small"), (CONFIG, "freq_shift", "a"),
