@@ -28,7 +28,7 @@ from diti.edit.directions import (
     save_direction,
     saved_direction,
 )
-from diti.edit.manipulate import first_guided_step, manipulate, manipulate_files, manipulation_picture, push
+from diti.edit.manipulate import Wish, first_guided_step, manipulate, manipulate_files, manipulation_picture, push
 from diti.interop.convert import model_from
 from diti.representation.features import encode_dataset
 
@@ -357,7 +357,7 @@ def test_a_saved_direction_is_reused_only_for_the_same_question(model, labelled,
 def test_files_in_a_picture_out(model, faces, tmp_path):
     model.save(tmp_path / "model")
     Image.fromarray(faces[0]).save(tmp_path / "face.png")
-    words = (str(tmp_path / "model"), tmp_path / "face.png", "hat", "toyfaces:120", 4, (0.3, -0.3))
+    words = (str(tmp_path / "model"), tmp_path / "face.png", Wish("hat", "toyfaces:120"), 4, (0.3, -0.3))
     first = manipulate_files(*words, tmp_path / "out.png", sampling_steps=3)
     assert first[0].startswith("hat: 4 of 12 dims") and "kept the direction" in " ".join(first)
     again = manipulate_files(*words, tmp_path / "again.png", sampling_steps=3)
@@ -367,6 +367,37 @@ def test_files_in_a_picture_out(model, faces, tmp_path):
         manipulate_files(*words, tmp_path)
     with pytest.raises(InputError, match=r"none\.png"):
         manipulate_files(words[0], tmp_path / "none.png", *words[2:], tmp_path / "out.png")
+
+
+def test_a_kept_direction_needs_no_data_and_examples_need_no_label(model, faces, tmp_path):
+    model.save(tmp_path / "model")
+    for index in range(5):
+        Image.fromarray(faces[index]).save(tmp_path / f"{index}.png")
+    folder, files = str(tmp_path / "model"), [tmp_path / f"{index}.png" for index in range(5)]
+    wish = Wish(like=tuple(files[:2]), unlike=tuple(files[2:4]), save_as="smiling")
+    lines = manipulate_files(folder, files[4], wish, None, (0.3,), tmp_path / "a.png", sampling_steps=3)
+    assert "from 2 images like it, 2 unlike" in lines[0] and "kept the direction" in lines[1]
+    lines = manipulate_files(folder, files[4], Wish("smiling"), None, (0.3,), tmp_path / "b.png", sampling_steps=3)
+    assert "taken from the model folder" in lines[1]
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    with pytest.raises(InputError, match=r"keeps no direction of 'smilin' \(it keeps smiling\).*Did you mean"):
+        manipulate_files(folder, files[4], Wish("smilin"), None, (0.3,), tmp_path / "b.png")
+
+
+@pytest.mark.parametrize(
+    "wish, complaint",
+    [
+        (Wish(), "name what to change"),
+        (Wish("hat", like=(Path("a.png"),)), "name what to change"),
+        (Wish(unlike=(Path("a.png"),)), "name what to change"),
+        (Wish("hat", unlike=(Path("a.png"),)), "--unlike goes with --like"),
+        (Wish(like=(Path("a.png"),), data="d"), "examples with --like need none"),
+        (Wish("hat", "d", save_as="x"), "--save-as is for examples"),
+    ],
+)
+def test_a_wish_must_be_clear(wish, complaint, tmp_path):
+    with pytest.raises(InputError, match=complaint):
+        manipulate_files("none", tmp_path / "x.png", wish, None, (0.3,), tmp_path / "out.png")
 
 
 def test_the_picture_goes_from_negative_to_positive(model, faces):

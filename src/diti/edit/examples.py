@@ -5,6 +5,9 @@ Letters: P images that have it, Q that do not, D dims of z, d' of which the dire
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +15,7 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.edit.directions import Direction, checked_dims, code_space_hash, standardise
 from diti.edit.select import largest
+from diti.representation.models.inputs import read_images
 from diti.representation.models.model import Model
 
 METHOD = "examples"
@@ -93,3 +97,15 @@ def discriminant(has: np.ndarray, lacks: np.ndarray) -> np.ndarray:
 def codes_of(model: Model, pixels: list[np.ndarray]) -> Tensor:
     """(P, D) of images uint8 (H, W, 3)."""
     return model.encode(np.stack(pixels)) if pixels else torch.zeros(0, model.dims)
+
+
+def example_direction_files(
+    model: Model, name: str, like: Sequence[Path], unlike: Sequence[Path], dims: int | None, subset: str
+) -> tuple[Direction, list[str]]:
+    """The direction of image files, and lines to print."""
+    files = [*like, *unlike]
+    pixels, lines = read_images(files, model.size)
+    codes = codes_of(model, pixels)
+    has, lacks = codes[: len(like)], codes[len(like) :]
+    direction = example_direction(model, name, has, lacks if len(lacks) else None, dims=dims, subset=subset)
+    return direction, [*lines, direction.summary()]

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import torch
 from torch import Tensor
 
-from diti.core.errors import InputError
+from diti.core.errors import InputError, nearest
 from diti.core.images import grid, picture_kind, save_picture, to_uint8
 from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
@@ -25,7 +26,10 @@ from diti.edit.directions import (
     code_space_hash,
     direction_path,
     find_or_learn_direction,
+    load_direction,
+    save_direction,
 )
+from diti.edit.examples import example_direction_files
 from diti.edit.interpolate import check_scales
 from diti.edit.invert import Inverted
 from diti.edit.select import DEFAULT_SELECTION
@@ -132,11 +136,33 @@ def manipulation_picture(result: Manipulation, direction: Direction) -> Any:
     return grid(to_uint8(columns.flatten(0, 1)), len(labels), column_labels=labels, title=title)
 
 
+@dataclass(frozen=True)
+class Wish:
+    """What a direction is to be learned from: an attribute of labelled data, or example images."""
+
+    attribute: str | None = None
+    data: str | None = None
+    like: tuple[Path, ...] = ()
+    unlike: tuple[Path, ...] = ()
+    subset: str = "all"  # of examples: the part of the code that the direction may move
+    save_as: str | None = None  # of examples: a name under which the model folder keeps the direction
+
+    def check(self) -> None:
+        """InputError where it is not clear what is wished for."""
+        if (self.attribute is None) == (not self.like):
+            raise InputError("name what to change: --attribute NAME, --axis AXIS, or example images with --like")
+        if self.unlike and not self.like:
+            raise InputError("--unlike goes with --like; name images that have what you want with --like")
+        if self.like and self.data:
+            raise InputError("--data is for --attribute; examples with --like need none")
+        if self.save_as is not None and not self.like:
+            raise InputError("--save-as is for examples; a direction of --attribute is kept under its own name")
+
+
 def manipulate_files(
     model: str,
     image: Path,
-    attribute: str,
-    data: str,
+    wish: Wish,
     dims: int | None,
     scales: Sequence[float],
     out: Path,
@@ -150,14 +176,15 @@ def manipulate_files(
     overwrite: bool = False,
 ) -> list[str]:
     """`diti manipulate`: an image file → a captioned row; the model folder keeps the direction; what to print."""
+    wish.check()
     picture_kind(out)
-    require_writable({"--out": [out]}, [image, data], overwrite=overwrite)
+    require_writable({"--out": [out]}, [image, wish.data, *wish.like, *wish.unlike], overwrite=overwrite)
     folder, loaded, scales = locate(model), load_with_decoder(model), check_scales(scales)
     dims = checked_dims(loaded, dims)
     loaded.validate_sampling_steps(sampling_steps)
     _stop_below(loaded, stop_guidance, sampling_steps)
     (pixels,), resized = read_images([image], loaded.size)
-    direction, lines = direction_and_lines(loaded, folder, attribute, data, dims, selection, seed)
+    direction, lines = direction_and_lines(loaded, folder, wish, dims, selection, seed)
     direction, lines = direction.following(along), [*resized, *lines]
     steps = loaded.steps_of(1, sampling_steps) + loaded.steps_of(1 + len(scales), sampling_steps)
     with progress_bar("manipulating", steps, unit="steps") as advance:
@@ -176,10 +203,21 @@ def manipulate_files(
 
 
 def direction_and_lines(
-    model: DecodingModel, folder: Path, attribute: str, data: str, dims: int, selection: str, seed: int
+    model: DecodingModel, folder: Path, wish: Wish, dims: int, selection: str, seed: int
 ) -> tuple[Direction, list[str]]:
-    """The attribute's direction in the labelled data, and what to print of it."""
-    dataset = open_data(data, model.size)
+    """The direction that is wished for, and what to print of it."""
+    if wish.like:
+        name = wish.save_as or "like the examples"
+        direction, lines = example_direction_files(model, name, wish.like, wish.unlike, dims, wish.subset)
+        if wish.save_as is not None:
+            if not may_keep(folder):
+                raise InputError(f"--save-as: {folder} is read-only or ships with diti; use a copy of it")
+            lines.append(f"kept the direction in {save_direction(direction, folder)}")
+        return direction, lines
+    attribute = str(wish.attribute)
+    if wish.data is None:
+        return kept_direction(folder, attribute)
+    dataset = open_data(wish.data, model.size)
     dataset.labels([attribute])  # a misspelt name is told first
     direction, new = find_or_learn_direction(model, folder, dataset, attribute, dims, selection, seed)
     lines = [direction.summary()]
@@ -190,3 +228,17 @@ def direction_and_lines(
     if may_keep(folder):
         lines.append(f"kept the direction in {direction_path(folder, attribute)}")
     return direction, lines
+
+
+def kept_direction(folder: Path, attribute: str) -> tuple[Direction, list[str]]:
+    """A direction that the model folder keeps, for those who name no data."""
+    path = direction_path(folder, attribute)
+    if not path.is_file():
+        kept = sorted(unquote(p.stem) for p in (folder / "attributes").glob("*.safetensors"))
+        known = f"it keeps {', '.join(kept)}" if kept else "it keeps none"
+        raise InputError(
+            f"{folder} keeps no direction of {attribute!r} ({known}); learn it with --data, or from examples with "
+            f"--like.{nearest(attribute, kept)}"
+        )
+    direction = load_direction(path)
+    return direction, [direction.summary(), "direction taken from the model folder"]

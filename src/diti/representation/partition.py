@@ -60,6 +60,7 @@ STAGE_ENDS = (50, 100, 300, 500, 1000)
 STAGE_DIMS = (10, 25, 327, 100, 50)
 
 THIRDS = ("early", "middle", "late")  # figure 5
+LEVELS = {"fine": "early", "coarse": "late"}  # words for people
 _JSON_KEYS = ("kind", "timesteps", "subsets", "dims", "ends", "parameters")
 
 
@@ -278,9 +279,10 @@ class Partition:
     def group(self, spec: str | int) -> frozenset[int]:
         """Subsets of `early`, `middle`, `late`, `all`, `I`, `I:J`, `:J`, `I:`, or a comma list of these.
 
-        What is early, middle and late, `third` says.
+        What is early, middle and late, `third` says; early may be called `fine` and late `coarse`.
         """
-        pieces = [self._piece(piece.strip()) for piece in str(spec).split(",")]
+        words = (piece.strip() for piece in str(spec).split(","))
+        pieces = [self._piece(LEVELS.get(word, word)) for word in words]
         return frozenset(itertools.chain.from_iterable(pieces))
 
     def third(self, subset: int) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from diti.verbs.editing import Interpolate, Manipulate, Sample, TrainLatent, Vary
-from diti.verbs.exploring import Explore, NameAxis
+from diti.verbs.editing import Interpolate, Manipulate, Mix, Sample, TrainLatent, Vary
+from diti.verbs.exploring import Explore, NameAxis, Search
 from diti.verbs.making import Convert, Demo, Export, Prepare, Presets, Pretrain, Solve, Train
 from diti.verbs.measuring import Analyze, Counterfactuals, Encode, Label, Probe, Report
 from diti.verbs.sweeping import Sweep
@@ -21,6 +21,7 @@ VERBS: dict[str, Any] = {
     "train": Train,
     "explore": Explore,
     "name": NameAxis,
+    "search": Search,
     "encode": Encode,
     "probe": Probe,
     "analyze": Analyze,
@@ -28,6 +29,7 @@ VERBS: dict[str, Any] = {
     "report": Report,
     "sweep": Sweep,
     "interpolate": Interpolate,
+    "mix": Mix,
     "manipulate": Manipulate,
     "sample": Sample,
     "vary": Vary,

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from diti.verbs.common import CommaList, File, Model, Number, Overwrite, Picture, next_command, numbers
+from diti.core.errors import InputError
+from diti.verbs.common import CommaList, File, Model, Name, Number, Overwrite, Picture, next_command, numbers
 
 Count = Annotated[int, tyro.conf.arg(aliases=["-n"])]
 
@@ -47,15 +48,48 @@ class Interpolate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mix:
+    """Join two images by level: the fine things of one with the coarse things, light and layout, of the other."""
+
+    model: Model  # model folder, shipped name or hub id
+    first: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="A")]  # image file
+    second: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="B")]  # image file
+    fine: Literal["A", "B"] = "A"  # whose fine things: the first third of the subsets
+    middle: Literal["A", "B"] = "A"  # whose middle third
+    coarse: Literal["A", "B"] = "B"  # whose coarse things: the last third
+    out: Path = Path("mix.png")  # picture to write: A, B and the mix
+    sampling_steps: int = 25  # network calls from image to noise, and back
+    overwrite: Overwrite = False
+
+    def run(self) -> None:
+        from diti.edit.levels import mix_files
+
+        sources = {"early": self.fine, "middle": self.middle, "late": self.coarse}
+        lines = mix_files(
+            self.model, self.first, self.second, sources, self.out, sampling_steps=self.sampling_steps,
+            overwrite=self.overwrite,
+        )  # fmt: skip
+        print("\n".join(lines))
+        next_command("interpolate", self.model, self.first, self.second)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manipulate:
-    """Change one attribute of an image along a sparse classifier's direction, several strengths in a row."""
+    """Change one thing about an image: an attribute, an axis of the code, or what some example images show."""
 
     model: Model  # model folder, shipped name or hub id
     image: Picture
-    attribute: str  # name of an attribute of the data
-    data: str  # labelled images to learn the direction from; learned once and kept with the model
+    attribute: Name = None  # name of an attribute of the data, or of a direction that the model folder keeps
+    data: Name = None  # labelled images to learn the direction from; learned once and kept with the model
+    axis: CommaList = ""  # axes of the code, by number or by the name of diti name; each in a row
+    like: CommaList = ""  # example images that have what you want; one is enough
+    unlike: CommaList = ""  # example images that lack it; without them the mean of the data
+    subset: CommaList = "all"  # of examples: the subsets that may move: fine, coarse, early, middle, late, I:J
+    save_as: Name = None  # of examples: keep the direction under this name, for --attribute
     dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
-    scale: CommaList = "0.15,0.3"  # strengths s, each drawn with both signs; the code moves by s √d deviations
+    scale: Annotated[str | None, tyro.conf.arg(metavar="A,B,...")] = None
+    """Strengths s, by default 0.15,0.3, each drawn with both signs; the code moves by s √d deviations. Along an
+    axis: its standard deviations, by default -3,-2,-1,1,2,3, drawn as they are."""
     selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
     along: Literal["pattern", "weight"] = "pattern"
     """What the code follows: how it varies with the attribute, or, as in the paper, the classifier's weights."""
@@ -67,17 +101,40 @@ class Manipulate:
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        from diti.edit.manipulate import manipulate_files
+        if self.axis:
+            self._along_axes()
+            return
+        from diti.edit.manipulate import Wish, manipulate_files
 
-        strengths = {abs(number) for number in numbers("--scale", self.scale)}
+        strengths = {abs(number) for number in numbers("--scale", self.scale or "0.15,0.3")}
         both_signs = sorted({-strength for strength in strengths} | strengths)
+        wish = Wish(self.attribute, self.data, files(self.like), files(self.unlike), self.subset, self.save_as)
         lines = manipulate_files(
-            self.model, self.image, self.attribute, self.data, self.dims, both_signs, self.out,
+            self.model, self.image, wish, self.dims, both_signs, self.out,
             selection=self.selection, along=self.along, masked=self.masked, stop_guidance=self.stop_guidance,
             sampling_steps=self.sampling_steps, seed=self.seed, overwrite=self.overwrite,
         )  # fmt: skip
         print("\n".join(lines))
-        next_command("counterfactuals", self.model, "--data", self.data)
+        if self.data is not None:
+            next_command("counterfactuals", self.model, "--data", self.data)
+        elif self.save_as is not None:
+            next_command("manipulate", self.model, self.image, "--attribute", self.save_as)
+
+    def _along_axes(self) -> None:
+        from diti.edit.axes import move_axes_files
+
+        if self.attribute or self.data or self.like or self.unlike:
+            raise InputError("--axis moves along axes alone; leave --attribute, --data, --like and --unlike out")
+        lines = move_axes_files(
+            self.model, self.image, self.axis.split(","), numbers("--scale", self.scale or "-3,-2,-1,1,2,3"),
+            self.out, masked=self.masked, sampling_steps=self.sampling_steps, overwrite=self.overwrite,
+        )  # fmt: skip
+        print("\n".join(lines))
+
+
+def files(text: str) -> tuple[Path, ...]:
+    """The files of a comma list."""
+    return tuple(Path(word.strip()) for word in text.split(",") if word.strip())
 
 
 @dataclass(frozen=True, kw_only=True)

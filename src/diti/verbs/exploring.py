@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from diti.verbs.common import Model, Overwrite, next_command
+from diti.verbs.common import CommaList, Model, Number, Overwrite, next_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +48,26 @@ class NameAxis:
         from diti.explore.name import name_axis
 
         print(f"axis {self.axis} is now {name_axis(self.model, self.axis, self.name, self.negative)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Find the images nearest to one, in the whole code or in chosen subsets, or the odd ones, as a sheet."""
+
+    model: Model  # model folder, shipped name or hub id
+    image: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="IMAGE")] = None  # to search for
+    data: str  # images to search in: whatever --data accepts elsewhere
+    subset: CommaList = "all"  # where to be near: all, fine, coarse, early, middle, late, I, I:J, or a named axis
+    count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 24  # images to find
+    odd: Number = None  # find so many images that lie farthest from all others instead
+    out: Path = Path("found.png")  # sheet to write; a JSON file stands beside it
+    overwrite: Overwrite = False
+
+    def run(self) -> None:
+        from diti.explore.search import search
+
+        lines = search(
+            self.model, self.data, self.out, image=self.image, odd=self.odd, count=self.count, subset=self.subset,
+            overwrite=self.overwrite,
+        )  # fmt: skip
+        print("\n".join(lines))

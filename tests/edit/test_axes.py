@@ -1,0 +1,52 @@
+"""Pushing an image along axes of z, by number and by name."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diti.cli import main
+from diti.core.errors import InputError
+from diti.edit.axes import move_axes, planned_moves, push_axes
+from diti.representation.models.axis_names import AxisName
+
+
+def test_codes_move_by_deviations_along_the_named_axes():
+    z, std = torch.arange(4.0), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    codes = push_axes(z, std, [{1: 1.0}, {1: 1.0, 3: -1.0}], (-1.0, 2.0))
+    assert codes[0].tolist() == [[0, -1, 2, 3], [0, 5, 2, 3]]
+    assert codes[1].tolist() == [[0, -1, 2, 7], [0, 5, 2, -5]]
+
+
+def test_each_axis_has_a_row_and_several_one_together(model):
+    model.axis_names = {2: AxisName("beard", "clean-shaven")}
+    moves, names = planned_moves(model, ["clean-shaven", "5"])
+    assert moves == [{2: -1.0}, {5: 1.0}, {2: -1.0, 5: 1.0}]
+    assert names == ["clean-shaven", "axis 5", "together"]
+    assert planned_moves(model, ["5"]) == ([{5: 1.0}], ["axis 5"])
+    with pytest.raises(InputError, match="no axis is called 'hat'"):
+        planned_moves(model, ["hat"])
+
+
+def test_scale_0_gives_the_reconstruction(model, faces):
+    moved = move_axes(model, faces[0], ["1"], (0.0, 3.0), sampling_steps=3)
+    torch.testing.assert_close(moved.images[0, 0], moved.reconstruction, atol=1e-5, rtol=0)
+    assert not torch.allclose(moved.images[0, 1], moved.reconstruction, atol=1e-3)
+    assert moved.picture().width > 4 * 90
+
+
+def test_the_verb(model, faces, tmp_path, capsys):
+    model.save(tmp_path / "model")
+    Image.fromarray(np.asarray(faces[0])).save(tmp_path / "face.png")
+    words = ["manipulate", str(tmp_path / "model"), str(tmp_path / "face.png"), "--sampling-steps", "3"]
+    out = ["--out", str(tmp_path / "out.png")]
+    assert main([*words, "--axis", "1,3", "--scale=-2,2", *out]) == 0
+    assert "wrote" in capsys.readouterr().out and (tmp_path / "out.png").is_file()
+    for wrong, complaint in (
+        (["--axis", "99"], "axis 99 does not exist"),
+        (["--axis", "1", "--attribute", "hat"], "--axis moves along axes alone"),
+        (["--axis", "1", "--scale", "x"], "--scale 'x' is not a list of numbers"),
+        ([], "name what to change: --attribute NAME, --axis AXIS, or example images with --like"),
+    ):
+        assert main([*words, *wrong, *out]) == 2
+        assert complaint in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""Directions from example images: against formulas, and on toy faces, where the truth is known."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from diti.core.errors import InputError
+from diti.edit.examples import discriminant, example_direction, shrunken_difference
+
+
+def test_the_difference_is_shrunk_by_what_chance_gives():
+    has, lacks = np.array([[3.0, 0.5, -2.0]]), np.array([[0.0, 0.0, 0.0]])
+    expected = [3 * (1 - 2 / 9), 0.0, -2 * (1 - 2 / 4)]  # v = 1 + 1
+    np.testing.assert_allclose(shrunken_difference(has, lacks), expected)
+    alone = [3 * (1 - 1 / 9), 0.0, -2 * (1 - 1 / 4)]  # v = 1: the mean of the data is known
+    np.testing.assert_allclose(shrunken_difference(has, np.zeros((0, 3))), alone)
+
+
+def test_of_two_random_samples_most_dims_are_dropped_and_of_two_sides_none_that_matter():
+    rng = np.random.default_rng(0)
+    dropped = [
+        (shrunken_difference(rng.normal(size=(4, 50)), rng.normal(size=(4, 50))) == 0).mean() for _ in range(20)
+    ]
+    assert 0.6 < np.mean(dropped) < 0.75  # |N(0, 1)| < 1: 68 %
+    shifted = shrunken_difference(rng.normal(size=(64, 50)) + 2, rng.normal(size=(64, 50)))
+    np.testing.assert_allclose(shifted, 2, atol=0.8)
+
+
+def test_of_many_examples_the_plane_is_that_of_scikit_learn():
+    rng = np.random.default_rng(1)
+    mixing = rng.normal(size=(6, 6))
+    has, lacks = rng.normal(size=(40, 6)) @ mixing + 1, rng.normal(size=(60, 6)) @ mixing
+    judge = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(
+        np.concatenate([lacks, has]), np.repeat([0, 1], [60, 40])
+    )
+    found = discriminant(has, lacks)
+    cosine = found @ judge.coef_[0] / np.linalg.norm(found) / np.linalg.norm(judge.coef_[0])
+    assert cosine > 0.99
+
+
+def test_of_few_examples_it_is_the_difference():
+    has, lacks = np.ones((3, 4)), np.zeros((50, 4))
+    np.testing.assert_array_equal(discriminant(has, lacks), np.ones(4))
+
+
+@pytest.fixture
+def codes(model):
+    """(40, D) codes whose first half has dims 1 and 2 raised by three deviations."""
+    rng = torch.Generator().manual_seed(0)
+    z = torch.randn(40, model.dims, generator=rng)
+    z[:20, 1:3] += 3
+    mean, std = model.statistics()
+    return z * std + mean
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_it_moves_the_dims_in_which_the_examples_differ(model, codes, count):
+    found = example_direction(model, "raised", codes[:count], codes[20 : 20 + count], dims=2)
+    assert found.dims == (1, 2) and found.method == "examples"
+    assert (found.heading[[1, 2]] > 0).all() and np.count_nonzero(found.heading) == 2
+    assert found.score == 1.0 and "raised: 2 of" in found.summary()
+
+
+def test_it_keeps_to_the_subsets_that_are_asked_for(model, codes):
+    owned = model.partition.subset_mask("late").numpy()
+    found = example_direction(model, "raised", codes[:20], codes[20:], subset="coarse")
+    assert set(found.dims) <= set(np.flatnonzero(owned).tolist())
+
+
+def test_examples_that_do_not_differ_are_told(model):
+    mean, _ = model.statistics()
+    same = mean.repeat(3, 1)
+    with pytest.raises(InputError, match="do not differ by more than any two images do"):
+        example_direction(model, "none", same, same)
+    with pytest.raises(InputError, match="no image was given with --like"):
+        example_direction(model, "none", same[:0], same)
