@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+from accelerate.state import AcceleratorState
 from pictures import picture
 from tiny import tiny_backbone
 
@@ -391,7 +392,7 @@ def _stopping(seconds: float) -> Iterator[list[str]]:
         stopped.append("it worked")
         raise KeyboardInterrupt
 
-    def move(lines: progress._Lines, count: int = 1, note: str | None = None) -> None:
+    def move(lines: progress._Lines, count: int = 1, **shown: object) -> None:
         if time.process_time() > limit:
             stop(None)
 
@@ -409,6 +410,7 @@ def _stopping(seconds: float) -> Iterator[list[str]]:
         signal.signal(signal.SIGPROF, handler)
         progress._Lines.advance, jobs._start = advance, start  # type: ignore[method-assign]
         logging.disable(level)
+        AcceleratorState._reset_state()  # a process has one, and refuses another --mixed-precision
 
 
 class Hang(BaseException):
