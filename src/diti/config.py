@@ -47,6 +47,7 @@ class Range:
 COUNT = Range(1, _ENDLESS)
 _ANY, _POSITIVE = Range(0), Range(0, open=(0,))
 _INSIDE, _OFF = Range(0, 1, open=(0, 1)), Range(0, hint="0 = off")
+SEEDS = Range(0, 2**32 - 1)  # what NumPy and scikit-learn take
 _WIDTH, _DIMS = Range(1, 8_192), Range(1, 65_536)  # wider networks have never been trained; memory would not do
 RANGES: dict[str, Range] = {
     "size": Range(1, 4_096), "unshuffle": Range(1, 64), "channels": _WIDTH, "layers": Range(1, 64),
@@ -58,7 +59,7 @@ RANGES: dict[str, Range] = {
     "gradient_accumulation_steps": Range(1, 1_000_000),
     "learning_rate": _POSITIVE, "lr_warmup_images": _OFF, "max_grad_norm": _OFF,
     "ema_decay": Range(0, 1, open=(1,)), "log_images": COUNT, "validate_images": COUNT,
-    "checkpoint_images": COUNT,
+    "checkpoint_images": COUNT, "seed": SEEDS,
     "jitter_strength": Range(0, 1, hint="0 = none"), "temperature": _POSITIVE, "projection_dim": _DIMS,
     "mi_weight": _ANY, "tc_weight": _ANY, "dim_kl_weight": _ANY, "pixel_std": _POSITIVE,
     "info_weight": _ANY, "bottleneck_weight": _ANY, "bottleneck_dim": _DIMS, "generator_channels": _WIDTH,

@@ -15,10 +15,12 @@ def test_each_third_comes_from_its_image():
     assert mixed_code(z, cut, {"early": "B", "middle": "A", "late": "B"}).tolist() == [1, 1, 0, 0, 1, 1]
 
 
-def test_all_of_one_image_is_that_image_again(model, faces):
+def test_all_of_one_image_is_its_reconstruction(model, faces):
     pixels = to_float(np.stack(faces[:2]))
-    only_b = mix(model, pixels, dict.fromkeys(("early", "middle", "late"), "B"), 20)
-    assert (only_b - pixels[1]).square().mean() < 0.05 * (pixels[0] - pixels[1]).square().mean()
+    only_b = mix(model, pixels, dict.fromkeys(("early", "middle", "late"), "B"), 5)
+    torch.testing.assert_close(
+        only_b, model.reconstruct(pixels, sampling_steps=5)[1].clamp(-1, 1), atol=1e-4, rtol=0
+    )
 
 
 def test_the_verb_draws_both_and_the_mix(model, faces, tmp_path, capsys):

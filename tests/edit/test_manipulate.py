@@ -370,18 +370,20 @@ def test_files_in_a_picture_out(model, faces, tmp_path):
 
 
 def test_a_kept_direction_needs_no_data_and_examples_need_no_label(model, faces, tmp_path):
+    model = dataclasses.replace(model, mean=torch.full((12,), 0.1), std=torch.ones(12))
     model.save(tmp_path / "model")
-    for index in range(5):
-        Image.fromarray(faces[index]).save(tmp_path / f"{index}.png")
-    folder, files = str(tmp_path / "model"), [tmp_path / f"{index}.png" for index in range(5)]
-    wish = Wish(like=tuple(files[:2]), unlike=tuple(files[2:4]), save_as="smiling")
-    lines = manipulate_files(folder, files[4], wish, None, (0.3,), tmp_path / "a.png", sampling_steps=3)
+    pixels = [*faces, faces[0][::-1], faces[1][::-1]]
+    folder, files = str(tmp_path / "model"), [tmp_path / f"{index}.png" for index in range(4)]
+    for face, file in zip(pixels, files, strict=True):
+        Image.fromarray(face).save(file)
+    wish = Wish(like=tuple(files[:2]), unlike=tuple(files[2:]), save_as="smiling")
+    lines = manipulate_files(folder, files[0], wish, None, (0.3,), tmp_path / "a.png", sampling_steps=3)
     assert "from 2 images like it, 2 unlike" in lines[0] and "kept the direction" in lines[1]
-    lines = manipulate_files(folder, files[4], Wish("smiling"), None, (0.3,), tmp_path / "b.png", sampling_steps=3)
+    lines = manipulate_files(folder, files[0], Wish("smiling"), None, (0.3,), tmp_path / "b.png", sampling_steps=3)
     assert "taken from the model folder" in lines[1]
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     with pytest.raises(InputError, match=r"keeps no direction of 'smilin' \(it keeps smiling\).*Did you mean"):
-        manipulate_files(folder, files[4], Wish("smilin"), None, (0.3,), tmp_path / "b.png")
+        manipulate_files(folder, files[0], Wish("smilin"), None, (0.3,), tmp_path / "b.png")
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def is_own(file: Path) -> bool:
         if ending == ".parquet":
             import pyarrow.parquet
 
-            return ",".join(pyarrow.parquet.read_schema(file).names[:3]).encode().startswith(CODES)
+            return ",".join(pyarrow.parquet.read_schema(file.absolute()).names[:3]).encode().startswith(CODES)
         if ending == ".csv" and is_own(file.with_name("report.json")):  # of a page and its tables
             return True
         mark = {".csv": CODES, ".html": PAGE, ".onnx": NETWORK}[ending]

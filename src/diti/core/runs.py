@@ -29,6 +29,7 @@ _VERSIONED = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "pyar
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, renamed to it when the block ends well and removed when it does not."""
+    path = path.absolute()  # pyarrow takes a relative name with a colon for an address
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

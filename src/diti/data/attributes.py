@@ -142,7 +142,7 @@ def read_table(path: Path) -> pa.Table:
 
 def read_parquet(path: Path) -> pa.Table:
     """One file as it is; pyarrow's `read_table` adds a column where a folder is called like size=64."""
-    with pyarrow.parquet.ParquetFile(path) as parquet:
+    with pyarrow.parquet.ParquetFile(path.absolute()) as parquet:
         return parquet.read()
 
 

@@ -6,6 +6,7 @@ from accelerate import Accelerator
 
 from diti.config import WITHOUT_EFFECT, PretrainConfig, TrainConfig, preset
 from diti.core.runs import RunFolder
+from diti.core.state import load_state
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone
@@ -34,6 +35,7 @@ def start_run(
         inputs = {"verb": verb, "data_name": dataset.name, "data_hash": dataset.hash}
         if verb == "train" and backbone:
             inputs["backbone_hash"] = backbone.digest()
+        load_state(run.path / "state")  # where all of them are damaged, that is told before anything is written
         run.begin(config, inputs, FREE, None if config.training.minutes else config.training.images)
     accelerator.wait_for_everyone()
     return dataset

@@ -14,7 +14,7 @@ from typing import Any
 
 import tyro
 
-from diti.config import DEFAULT_PRESET, PretrainConfig, load_yaml, preset, train_preset
+from diti.config import DEFAULT_PRESET, SEEDS, PretrainConfig, check_number, load_yaml, preset, train_preset
 from diti.core.errors import InputError, nearest
 from diti.verbs import VERBS
 from diti.verbs.common import Verb, print_once
@@ -61,6 +61,8 @@ def parse(verb: str, words: list[str]) -> Verb:
             raise own from None
         said = _one_line(complaint.getvalue(), words)
         raise InputError(f"{said} (diti {verb} --help lists the options)") from None
+    if isinstance(seed := getattr(found, "seed", 0), int):
+        check_number("seed", seed, SEEDS)
     return found
 
 

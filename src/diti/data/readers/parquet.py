@@ -81,7 +81,7 @@ def _find(path: Path) -> list[Path]:
 
 def _open(file: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(file)
+        return pq.ParquetFile(file.absolute())
     except (pa.ArrowInvalid, OSError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{file} cannot be read as a parquet file ({reason}); fetch it again") from None
@@ -206,7 +206,7 @@ def _row_group(path: Path, written: int, group: int, column: str) -> pa.ChunkedA
 
     `written` is the file's time of change, so that nothing of an older file is kept.
     """
-    with pq.ParquetFile(path) as parquet:
+    with pq.ParquetFile(path.absolute()) as parquet:
         # No threads of pyarrow: this runs in forked processes.
         return parquet.read_row_group(group, columns=[column], use_threads=False)[column]
 
