@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+from accelerate.state import AcceleratorState
 from conftest import picture
 from tiny import tiny_backbone
 
@@ -409,6 +410,7 @@ def _stopping(seconds: float) -> Iterator[list[str]]:
         signal.signal(signal.SIGPROF, handler)
         progress._Lines.advance, jobs._start = advance, start  # type: ignore[method-assign]
         logging.disable(level)
+        AcceleratorState._reset_state()  # a process has one, and refuses another --mixed-precision
 
 
 class Hang(BaseException):
