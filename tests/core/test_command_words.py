@@ -24,7 +24,7 @@ def parsed(words):
     [
         Probe(model="m", data="d"),
         Probe(model="m o", data="-d", baselines=False, disentanglement=True, reconstruct=3, against="x.json"),
-        Analyze(model="m", data="d", out=Path("a b"), pairs=Path("p.csv"), tau=1e-05, seed=-1),
+        Analyze(model="m", data="d", out=Path("a b"), pairs=Path("p.csv"), tau=1e-05, count=-1),
         Counterfactuals(model="m", data="d", classifier_images=7, along="weight"),
         Encode(model="m", images="toyfaces:5"),
         Report(runs=(Path("a"), Path("b")), paper=True, baselines=False),

@@ -120,7 +120,21 @@ def test_other_settings_do_not_continue_a_run(tmp_path, capsys):
     assert "continuing at image 128" in capsys.readouterr().out
     assert main(["pretrain", *TINY, "--images", "128", "--out", run]) == 2
     assert "has seen 256 images and --images is 128; give 256 or more" in capsys.readouterr().err
-    assert main(["train", "--data", "toyfaces:200", "--backbone", run, "--images", "32", "--out", run]) == 2
+    words = [
+        "train",
+        "--data",
+        "toyfaces:200",
+        "--images",
+        "32",
+        "--out",
+        run,
+        "--start-from",
+        "copy",
+        "--backbone",
+    ]
+    assert main([*words, run]) == 2
+    assert "which is read; choose a place outside of it" in capsys.readouterr().err
+    assert main([*words, "toyfaces32"]) == 2
     assert "holds a run of diti pretrain; choose a new" in capsys.readouterr().err
 
 

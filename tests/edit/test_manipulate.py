@@ -370,9 +370,9 @@ def test_files_in_a_picture_out(model, faces, tmp_path):
 
 
 def test_a_kept_direction_needs_no_data_and_examples_need_no_label(model, faces, tmp_path):
-    model = dataclasses.replace(model, mean=torch.full((12,), 0.1), std=torch.ones(12))
+    model = dataclasses.replace(model, mean=torch.zeros(12), std=torch.full((12,), 1e-3))
     model.save(tmp_path / "model")
-    pixels = [*faces, faces[0][::-1], faces[1][::-1]]
+    pixels = [np.full_like(faces[0], grey) for grey in (255, 240, 0, 15)]
     folder, files = str(tmp_path / "model"), [tmp_path / f"{index}.png" for index in range(4)]
     for face, file in zip(pixels, files, strict=True):
         Image.fromarray(face).save(file)

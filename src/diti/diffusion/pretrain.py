@@ -14,6 +14,7 @@ from diti.config import PretrainConfig
 from diti.core.images import grid, save_picture, to_uint8
 from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train
 from diti.core.objective import LossReport, Objective
+from diti.core.outputs import require_writable
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder, read_json, write_text
 from diti.data.prepared import Dataset, training_batches
@@ -71,6 +72,8 @@ def pretrain(config: PretrainConfig, out: Path, begun: Callable[[], None] = lamb
 
     `begun` is called once everything is checked.
     """
+    # What the folder holds already is told further on; this is about its place, and about what is read.
+    require_writable({"--out": [out / "config.yaml"]}, [config.data, config.init], overwrite=True)
     accelerator, run = make_accelerator(config.training), RunFolder(out)
     backbone = load_backbone(config.init) if config.init else build_backbone(config.backbone, config.training.seed)
     backbone.train()

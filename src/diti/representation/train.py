@@ -11,6 +11,7 @@ from diti.config import DEFAULT_PRESET, TrainConfig, from_options, resolve, trai
 from diti.config import preset as named_preset
 from diti.core import loop
 from diti.core.errors import InputError
+from diti.core.outputs import require_writable
 from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset, training_batches
 from diti.diffusion.backbone import Backbone, load_backbone
@@ -28,6 +29,8 @@ def train_model(config: TrainConfig, out: Path, begun: Callable[[], None] = lamb
     """
     config, run = resolve(config), RunFolder(out)
     method = find_method(config.method)
+    # What the folder holds already is told further on; this is about its place, and about what is read.
+    require_writable({"--out": [out / "config.yaml"]}, [config.data, config.backbone], overwrite=True)
     accelerator = loop.make_accelerator(config.training)
     backbone = frozen_backbone(method, config)
     loop.check_batch(config.training, accelerator.num_processes)
