@@ -24,9 +24,10 @@ from diti.diffusion.backbone import Backbone, load_backbone
 from diti.measure.baselines import pixels_flat
 from diti.probe.linear import probe
 from diti.probe.task import Splits
+from diti.representation.features import trunk_features
 from diti.representation.networks.encoder import build_encoder
-from diti.representation.networks.principal import Moments, principal_axes
 from diti.representation.networks.trunks import BackboneTrunk
+from diti.representation.solve.look import whitened
 
 TIMES = (0, 50, 200)
 TRAIN, HELD_OUT, BATCH = 16_000, 2_000, 256
@@ -59,6 +60,8 @@ def main(data: str, backbone_folder: str) -> None:
     print(f"mean AP on {len(splits.test):,} validation images, {len(splits.train):,} training images")
     print(f"{'features':<34}{'dims':>6}" + "".join(f"{f'PCA to {dims}':>12}" for dims in DIMS))
     show("pixels", pixels_flat(dataset, rows), dataset, rows, splits)
+    whole = build_encoder(EncoderConfig(encoder_path="whole", code_dim=1), backbone, 0).eval()
+    show("t = 50, whole U-Net, 4×4", trunk_features(whole, dataset)[rows], dataset, rows, splits)
     for time in TIMES:
         for name, features in pooled(backbone, time, dataset, rows).items():
             show(f"t = {time}, {name}", features, dataset, rows, splits)
@@ -97,11 +100,8 @@ def pooled(backbone: Backbone, time: int, dataset: Dataset, rows: np.ndarray) ->
 
 def show(name: str, features: np.ndarray, dataset: Dataset, rows: np.ndarray, splits: Splits) -> None:
     """One line: AP with the first principal components of the features."""
-    moments = Moments(features.shape[1])
-    moments.add(torch.from_numpy(features[splits.train]))
-    mean, std, correlation = moments.standardised()
-    _, axes = principal_axes(correlation, max(DIMS))
-    components = ((torch.from_numpy(features) - mean) / std @ axes).float().numpy()
+    whitening = whitened(torch.from_numpy(features[splits.train]), max(DIMS), max(DIMS))
+    components = whitening(torch.from_numpy(features)).float().numpy()
     line = f"{name:<34}{features.shape[1]:>6}"
     for dims in DIMS:
         line += f"{validation_ap(components[:, :dims], dataset, rows, splits):12.3f}"
