@@ -218,6 +218,7 @@ def direction_and_lines(
     if wish.data is None:
         return kept_direction(folder, attribute)
     dataset = open_data(wish.data, model.size)
+    model.require_size(dataset.size)
     dataset.labels([attribute])  # a misspelt name is told first
     direction, new = find_or_learn_direction(model, folder, dataset, attribute, dims, selection, seed)
     lines = [direction.summary()]

@@ -152,6 +152,7 @@ class ProbeStudy:
     def of(cls, source: str, data: str, out: Path, options: ProbeOptions) -> ProbeStudy:
         model = load_with_decoder(source) if options.reconstruct else load(source)
         dataset = open_data(data, model.size)
+        model.require_size(dataset.size)
         labels = read_labels(dataset)
         if options.few_shot:
             unseen = np.zeros((len(dataset), 1))  # in place of codes: what can be drawn does not depend on them

@@ -98,6 +98,7 @@ def fit_latent(
         raise InputError(f"{model_folder} is not a folder; a latent is written into a model folder on this disk")
     model = load_with_decoder(folder)
     dataset = open_data(data, model.size)
+    model.require_size(dataset.size)
     shape = default_shape(model.dims, encoder_file_hash(folder))
     config = latent_config(data, shape, codes_seen, seed)
     with RunFolder(folder / FOLDER).held(is_main()):
