@@ -1,0 +1,43 @@
+"""Images of another size than the model: resized where they are only encoded, refused where they are measured."""
+
+import pytest
+from tiny import tiny_model
+
+from diti.cli import main
+from diti.diffusion.files import ASSETS
+
+FACE = ASSETS / "face-a.png"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A model for 16 px and a dataset folder of 32 px."""
+    folder = tmp_path_factory.mktemp("sizes")
+    tiny_model(subsets=2).save(folder / "model")
+    assert main(["prepare", "toyfaces:60", "--size", "32", "--out", str(folder / "data")]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["probe MODEL --data DATA", "counterfactuals MODEL --data DATA", "analyze MODEL --data DATA",
+     "train-latent MODEL --data DATA", "explore MODEL --data DATA",
+     "manipulate MODEL FACE --attribute smile --data DATA"],
+)  # fmt: skip
+def test_what_is_measured_or_learned_from_must_have_the_models_size(words, place, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {"MODEL": place / "model", "DATA": place / "data", "FACE": FACE}
+    assert main([str(places.get(word, word)) for word in words.split()]) == 2
+    shown = capsys.readouterr().err
+    assert "the images are 32 px but the " in shown and "prepare the data with --size 16" in shown
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", ["encode MODEL DATA --out codes.csv", "search MODEL --odd 3 --data DATA --out odd.png"]
+)
+def test_what_is_only_encoded_is_resized_with_one_line(words, place, caplog, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {"MODEL": place / "model", "DATA": place / "data"}
+    assert main([str(places.get(word, word)) for word in words.split()]) == 0
+    assert caplog.messages == ["images of 32 px are resized to the model's 16 px"]
