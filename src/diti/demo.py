@@ -1,19 +1,18 @@
-"""`diti demo`: the whole path on the built-in faces, from pixels to one page, trained for real."""
+"""`diti demo`: the whole path on the built-in faces, from pixels to one page, solved and measured for real."""
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
-from diti.config import COUNT, DEFAULT_PRESET, TrainConfig, check_number, resolve, train_preset
+from diti.config import DEFAULT_PRESET, SolveConfig, TrainConfig, resolve, train_preset
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture
-from diti.core.runs import atomic_path
 from diti.data import toyfaces
 from diti.data.prepare import prepare
 from diti.data.prepared import Dataset
@@ -23,13 +22,14 @@ from diti.data.summary import save_sheet
 from diti.report.blocks import Figure, Section
 from diti.report.build import Report, report
 from diti.report.evidence import Effort
+from diti.report.runs import Run
 from diti.report.terminal import print_table
 from diti.sweep import Plan, check_plan, run_sweep
 
-SHIPPED = "toyfaces32-diti"  # a DiTi model that was trained longer, in the box
-METHODS = ("diti", "pdae")
+Solvable = Literal["diti", "pdae"]
+METHODS: tuple[Solvable, ...] = ("diti", "pdae")
 SIZE = 32  # px, of the faces that are learned from
-FEWEST_FACES = 500
+FEWEST_FACES = 2_000
 SHOWN_SIZE = 64  # px, of the faces that explain the attributes
 
 
@@ -38,7 +38,8 @@ class Length:
     """How much a demo does, and what its numbers are worth."""
 
     faces: int  # toy faces to draw
-    images: int  # seen by each training
+    images: int | None = None  # that the closed form passes over; None: as many as its rule asks for
+    trained: int = 0  # images that each training on from the solution sees; 0: none
     seeds: tuple[int, ...] = (0,)
     effort: Effort = field(default_factory=Effort)
     remark: str
@@ -47,48 +48,49 @@ class Length:
 LENGTHS = {
     "quick": Length(
         faces=4_000,
-        images=3_200,
+        images=1_536,
         effort=Effort(faces=4, pairs=4, changes=2, classifier_images=9_600, reconstructed=16),
-        remark="A quick look: hardly trained, scored on few images, so the numbers are rough.",
+        remark="A quick look: solved from few images and scored on few, so the numbers are rough.",
     ),
     "normal": Length(
         faces=12_000,
-        images=40_000,
         effort=Effort(faces=12, pairs=6),
-        remark="One seed: the intervals say how much other test images change a score, not another training.",
+        remark="One seed: the intervals say how much other test images change a score, not other training images.",
     ),
     "full": Length(
         faces=12_000,
-        images=40_000,
         seeds=(0, 1, 2),
-        remark="Three seeds: the intervals are over trainings.",
+        remark="Three seeds: the intervals are over them.",
     ),
 }
+TRAINED = 40_000  # images of `--train`
 
 
-def choose_length(quick: bool, full: bool, faces: int | None, images: int | None) -> tuple[str, Length]:
+def choose_length(quick: bool, full: bool, faces: int | None, train: int) -> tuple[str, Length]:
     """The name of the demo's folder, and its length with the given numbers in place of its own."""
     if quick and full:
         raise InputError("--quick and --full were given; choose one")
     name = "quick" if quick else "full" if full else "normal"
     if faces is not None and faces < FEWEST_FACES:
-        raise InputError(f"--faces is {faces}; the probes need {FEWEST_FACES} faces or more")
-    if images is not None:
-        check_number("images", images, COUNT)
+        raise InputError(f"--faces is {faces}; 128 dims and their probes need {FEWEST_FACES} faces or more")
     usual = LENGTHS[name]
-    length = dataclasses.replace(usual, faces=faces or usual.faces, images=images or usual.images)
-    return "demo" if name == "normal" else f"demo-{name}", length
+    length = dataclasses.replace(usual, faces=faces or usual.faces, trained=train)
+    folder = "demo" if name == "normal" else f"demo-{name}"
+    return f"{folder}-train" if train else folder, length
 
 
 def run_demo(out: Path, length: Length) -> Report:
-    """Data, trainings, measurements, page. The same command continues a stopped demo."""
+    """Data, solutions, measurements, page. The same command continues a stopped demo."""
     data = out / "data"
-    check_plan(plan := plan_training(data, length))
+    plan = plan_training(data, length)
+    if plan:
+        check_plan(plan)
     source = find_source(f"toyfaces:{length.faces}", ReadOptions(size=SIZE))
     dataset = prepare(source, data, SIZE)
     save_faces(dataset, out / "faces")
-    runs = train_methods(out / "runs", plan)
-    runs.append(copy_shipped(out / "runs"))
+    runs = solve_methods(out / "runs", data, length)
+    if plan:
+        runs += sorted(run_sweep(plan, out / "runs"), key=lambda run: run.name.startswith("pdae"))
     built = report(
         runs,
         out / "report",
@@ -96,59 +98,80 @@ def run_demo(out: Path, length: Length) -> Report:
         effort=length.effort,
         title="DiTi on toy faces",
         lead=lead(length),
-        opening=[about_data(dataset, out)],
+        more=[about_data(dataset, out)],
         overwrite=True,  # in the demo's own folder
     )
     print_table(built.tables[0])
-    print("\n".join([*built.verdicts, length.remark, f"the page: {built.page}"]))
+    print("\n".join([*built.headline, *training_adds(built), length.remark, f"the page: {built.page}"]))
     return built
 
 
-def train_methods(out: Path, plan: Plan) -> list[Path]:
-    """DiTi and PDAE for the same images and seeds, side by side."""
-    trained = run_sweep(plan, out)
-    return sorted(trained, key=lambda path: METHODS.index(path.name.split("-")[0]))
+def solve_methods(out: Path, data: Path, length: Length) -> list[Path]:
+    """DiTi and PDAE in closed form, from one pass over the images for each seed."""
+    from diti.representation.solve.run import solve_models
 
-
-def plan_training(data: Path, length: Length) -> Plan:
-    """The runs by name."""
     runs = {
-        f"{method}-s{seed}": settings(method, seed, data, length.images)
+        seed: {out / f"{method}-solved-s{seed}": settings(method, seed, data, length.images) for method in METHODS}
         for seed in length.seeds
-        for method in METHODS
     }
-    return Plan(runs)
+    for seed in length.seeds:
+        solve_models(runs[seed])
+    return [list(runs[seed])[place] for place in range(len(METHODS)) for seed in length.seeds]
 
 
-def settings(method: str, seed: int, data: Path, images: int) -> TrainConfig:
-    """The preset's recipe, trained from the backbone: `diti train --method METHOD --start copy`."""
-    usual = train_preset(DEFAULT_PRESET)
-    training = dataclasses.replace(usual.training, images=images, seed=seed)
-    return resolve(
-        dataclasses.replace(
-            usual, method=method, start="copy", data=str(data), backbone=DEFAULT_PRESET, training=training
-        )
+def settings(method: Solvable, seed: int, data: Path, images: int | None) -> SolveConfig:
+    """`diti solve --method METHOD` on the shipped backbone, with the usual settings."""
+    return SolveConfig(method=method, data=str(data), backbone=DEFAULT_PRESET, images=images, seed=seed)
+
+
+def plan_training(data: Path, length: Length) -> Plan | None:
+    """The trainings that go on from the solutions, by name; None where none was asked for."""
+    if not length.trained:
+        return None
+    return Plan(
+        {
+            f"{method}-s{seed}": training(method, seed, data, length.trained)
+            for seed in length.seeds
+            for method in METHODS
+        }
     )
 
 
-def copy_shipped(out: Path) -> Path:
-    """The longer-trained model as a run of its own, so that its measurements have a place."""
-    from diti.diffusion.files import locate
+def training(method: str, seed: int, data: Path, images: int) -> TrainConfig:
+    """The preset's recipe, from the solution: `diti train --method METHOD`."""
+    usual = train_preset(DEFAULT_PRESET)
+    length = dataclasses.replace(usual.training, images=images, seed=seed)
+    return resolve(
+        dataclasses.replace(usual, method=method, data=str(data), backbone=DEFAULT_PRESET, training=length)
+    )
 
-    copied = out / SHIPPED
-    if not copied.is_dir():
-        with atomic_path(copied) as temporary:
-            shutil.copytree(locate(SHIPPED), temporary)
-    return copied
+
+def training_adds(built: Report) -> list[str]:
+    """What a training adds to the solution it began from, a sentence each; empty where nothing was trained."""
+    runs = [run for group in built.groups for run in group.runs]
+    pairs = [
+        (solved, trained)
+        for solved in runs
+        for trained in runs
+        if trained.path.name == solved.path.name.replace("-solved", "") != solved.path.name
+    ]
+    return [
+        f"{trained.path.name}: training on for {trained.images:,} images {_gain(solved, trained)}."
+        for solved, trained in pairs
+    ]
+
+
+def _gain(solved: Run, trained: Run) -> str:
+    before, after = (100 * run.checks["loss_removed"] for run in (solved, trained))
+    return f"removes {after:.1f} % of the frozen model's loss instead of {before:.1f} %"
 
 
 def lead(length: Length) -> str:
-    """What was done, in a few sentences."""
+    """What was done, in a sentence or two."""
+    trained = f", then trained on for {length.trained:,} images each" if length.trained else ", without training"
     return (
-        f"DiTi and PDAE were trained on {length.faces:,} toy faces of {SIZE} px with 22 known attributes, each "
-        f"for {length.images:,} images over the same frozen diffusion model, without looking at a label. Beside "
-        f"them stands {SHIPPED}, the DiTi model in the package, trained longer: not a fair comparison, but a look "
-        f"at where more training leads. {length.remark}"
+        f"DiTi and PDAE, solved in closed form over one frozen diffusion model on {length.faces:,} drawn faces"
+        f"{trained}. No label was looked at. {length.remark}"
     )
 
 
@@ -172,6 +195,7 @@ def about_data(dataset: Dataset, out: Path) -> Section:
             Figure(changes, "One face, and the same face with exactly one attribute changed.", "23 drawn faces"),
             Figure(sheet, "Faces as the models see them.", "a sheet of drawn faces"),
         ],
+        folded=True,
     )
 
 

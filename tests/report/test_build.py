@@ -100,7 +100,8 @@ def test_baselines_are_probed_once_and_the_first_edits_come_first(tmp_path, face
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", subsets=1)]
     stages = plan_stages(runs, faces, "toyfaces:40", Effort())
     assert [(s.run.name, s.name) for s in stages] == [
-        ("a", "counterfactuals"), ("a", "probe"), ("a", "analysis"), ("b", "probe"), ("b", "counterfactuals"),
+        ("a", "counterfactuals"), ("a", "probe"), ("a", "analysis"), ("a", "explored"), ("b", "probe"),
+        ("b", "counterfactuals"),
     ]  # fmt: skip
     assert [s.command.baselines for s in stages if s.name == "probe"] == [True, False]
 
@@ -153,7 +154,8 @@ def measured(monkeypatch):
     def run_jobs(jobs, side_by_side, on_poll):
         for job in jobs:
             verb, out = job.words[0], job.command.out
-            record = {"probe": out, "analyze": out / "analysis.json"}.get(verb, out / "counterfactuals.json")
+            names = {"analyze": "analysis.json", "explore": "explore.json"}
+            record = out if verb == "probe" else out / names.get(verb, "counterfactuals.json")
             write_json(record, {})
             started.append(f"{verb} {Path(job.command.model).name}")
             on_poll(SimpleNamespace(job=job, ended=True, fault="", began=0.0))
@@ -170,7 +172,7 @@ def measured(monkeypatch):
     return measure
 
 
-ALL = ["analyze a", "counterfactuals a", "probe a"]
+ALL = ["analyze a", "counterfactuals a", "explore a", "probe a"]
 
 
 def test_what_did_not_change_is_not_measured_again(tmp_path, measured):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,9 @@ def test_table_says_what_its_tones_mean(read):
     assert [line for line in below[1] if line] == ["CSV: per attribute.csv"]  # nothing grey, no legend
 
 
-def test_links_lead_to_anchors_and_files(read):
+def test_links_lead_to_anchors_and_files(page):
+    unfolded = replace(page, sections=[replace(section, folded=False) for section in page.sections])
+    read = AttributeClassifier(render(unfolded))
     links = [unquote(e["href"]) for e in read.all("a")]
     ids = [e["id"] for e in read.elements if "id" in e]
     assert len(ids) == len(set(ids)) == 5
@@ -158,7 +161,12 @@ def test_links_lead_to_anchors_and_files(read):
         "per attribute.csv",
         "per attribute.csv",
     ]
-    assert len(read.all("details")) == 1 and "open" not in read.all("details")[0]
+    assert len(read.all("details")) == 1 and "open" not in read.all("details")[0], "the facts fold on every page"
+
+
+def test_parts_that_fold_are_the_list_of_contents(read):
+    assert not read.all("nav") and len(read.all("details")) == 2
+    assert [e["text"].strip() for e in read.all("summary")] == ["Scores", "Facts"]
 
 
 def test_a_key_cannot_become_another_address():
@@ -226,9 +234,9 @@ def test_browser_shows_everything_and_asks_for_nothing(browser, url, page):
         )
         assert images == [[1500, "auto"], [96, "pixelated"], [1500, "auto"]]
         assert visit.page.locator("td", has_text="91.3").evaluate("c => getComputedStyle(c).textAlign") == "right"
-        visit.page.locator("nav a").nth(1).click()
-        target = visit.page.locator("section:target")
-        assert target.locator("h2").inner_text() == page.sections[1].title
+        visit.page.goto(f"{url}#scores-2")
+        assert visit.page.locator("details[open] summary").inner_text() == "Scores", "a link opens what is folded"
+        visit.page.locator("summary", has_text="Facts").click()
         visit.assert_quiet()
         paper, inks = colours(visit.page)
         assert paper > 0.9
@@ -237,7 +245,7 @@ def test_browser_shows_everything_and_asks_for_nothing(browser, url, page):
 
 def test_phone_in_the_dark(browser, url):
     with open_page(browser, url, width=360, dark=True) as visit:
-        visit.page.locator("summary").click()
+        visit.page.locator("summary", has_text="Scores").click()
         assert visit.page.locator("details img").is_visible()
         assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         boxes = visit.page.evaluate(

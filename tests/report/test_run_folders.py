@@ -59,7 +59,7 @@ def test_a_finished_run_is_read(tmp_path, faces):
     assert (run.data_name, run.data_hash) == ("toyfaces", "ab" * 32)
     assert len(run.backbone_hash) == 64 and run.encoder_hash is None and run.peak_memory_mb is None
     assert run.checks == {"loss_removed": 0.5}
-    assert run.records == {"probe": None, "analysis": None, "counterfactuals": None}
+    assert run.records == {"probe": None, "analysis": None, "counterfactuals": None, "explored": None}
 
 
 def test_records_are_those_of_this_dataset(tmp_path, faces):

@@ -31,7 +31,8 @@ class Report:
     page: Path
     groups: list[Group]
     tables: list[Table]
-    verdicts: list[str]
+    verdicts: list[str]  # every comparison
+    headline: list[str]  # three of them at most
 
 
 def report(
@@ -43,13 +44,13 @@ def report(
     paper: bool = False,
     title: str = "",
     lead: str = "",
-    opening: Sequence[Section] = (),
+    more: Sequence[Section] = (),
     overwrite: bool = False,
 ) -> Report:
     """One page about runs, on the data they were trained on unless told otherwise.
 
     sources: run folders, or folders of run folders. paper: show the paper's numbers, greyed, on other data too.
-    opening: sections to stand before all others. overwrite: also replace files that diti did not write.
+    more: sections to stand at the end, folded. overwrite: also replace files that diti did not write.
     """
     names = [PAGE, RECORD, *(f"{key}.csv" for key in tables.KEYS), f"{LOGS}/log.txt"]
     drawn = sorted((out / FIGURES).glob("*"))  # earlier ones, which may be drawn again
@@ -68,14 +69,16 @@ def report(
     groups = group_runs([read_run(path, dataset) for path in paths])
     baselines = baselines_of(groups)
     built, verdicts = build_tables(groups, baselines, paper), tables.verdicts(groups, baselines)
+    headline = tables.headline(groups, baselines)
+    comparisons = Section("Every comparison", "\n\n".join(verdicts), folded=True)
     page = Page(
         title or f"{listed([group.label for group in groups])} on {dataset.name}",
-        "\n\n".join([*([lead] if lead else []), *verdicts]),
-        [*opening, *sections(groups, built, out / FIGURES)],
+        lead,
+        [*sections(groups, built, " ".join(headline), out / FIGURES), *([comparisons] if verdicts else []), *more],
         facts(dataset, data),
     )
     write_twins(groups, built, verdicts, out)
-    return Report(save_page(page, out / PAGE), groups, list(built.values()), verdicts)
+    return Report(save_page(page, out / PAGE), groups, list(built.values()), verdicts, headline)
 
 
 # ---- Which runs, which data --------------------------------------------------------------------------------
@@ -133,6 +136,7 @@ def listed(labels: Sequence[str]) -> str:
 def build_tables(groups: list[Group], baselines: Sequence[dict[str, Any]], paper: bool) -> dict[str, Table]:
     """All tables that these runs allow, by key, in the order of the page."""
     found = [
+        tables.summary(groups, baselines),
         tables.table1(groups, baselines, paper),
         tables.counterfactual_table(groups),
         tables.disentanglement_table(groups),

@@ -38,11 +38,12 @@ class Effort:
     changes: int = 12  # pairs per attribute for the time-step at which it is lost
     classifier_images: int = 32_000  # images that the attribute classifier is trained on
     reconstructed: int = 64  # test images reconstructed
+    axes: int = 1  # of each subset so many are drawn
     baselines: bool = True  # also probe what is known without a trained encoder
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("faces", "pairs", "changes", "classifier_images", "reconstructed"):
+        for name in ("faces", "pairs", "changes", "classifier_images", "reconstructed", "axes"):
             check_number(name, getattr(self, name), COUNT)
 
 
@@ -120,7 +121,7 @@ def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effo
 
 
 def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort) -> list[Stage]:
-    """All stages of all runs; baselines and theory once, with the first run that holds each backbone.
+    """All stages of all runs; baselines, axes and theory once, with the first run that holds each backbone.
 
     Where none holds one, the first run gets the baselines that need no backbone.
 
@@ -128,22 +129,24 @@ def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effor
     """
     stages: list[Stage] = []
     with_baselines: set[str] = set()
-    analysed: set[str] = set()
+    shown: dict[str, set[str]] = {"analysis": set(), "explored": set()}  # stage → backbones
     holders = [run for run in runs if (run / "unet").is_dir()] or runs[:1]
     for run in runs:
         backbone = sha256_folder(run / "unet")
         baselines = effort.baselines and run in holders and backbone not in with_baselines
         with_baselines |= {backbone} if baselines else set()
         found = stages_of(run, dataset, data, effort, baselines)
-        stages += [stage for stage in found if stage.name != "analysis" or backbone not in analysed]
-        analysed |= {backbone for stage in found if stage.name == "analysis"}
+        stages += [stage for stage in found if backbone not in shown.get(stage.name, ())]
+        for stage in found:
+            shown.get(stage.name, set()).add(backbone)
     edits = [stage for stage in stages if stage.name == "counterfactuals"]
     others = sorted((stage for stage in stages if stage not in edits), key=lambda stage: -stage.seconds)
     return [*edits[:1], *others, *edits[1:]]
 
 
 def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines: bool) -> list[Stage]:
-    """What can be measured about a run: all of it with labels, the losses by time-step without."""
+    """What can be measured about a run: all of it with labels; without, the losses by time-step and the axes."""
+    from diti.verbs.exploring import Explore
     from diti.verbs.measuring import Analyze, Counterfactuals, Probe
 
     folder = measured_folder(run, dataset.name, dataset.hash)
@@ -175,4 +178,6 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines:
     if read_settings(run / "partition.json").get("subsets", 1) != 1:
         command = Analyze(out=outs["analysis"].parent, count=effort.changes, **shared)
         found.append(stage("analysis", command, 40))
+        command = Explore(out=outs["explored"].parent, axes=effort.axes, faces=1, **shared)
+        found.append(stage("explored", command, 40))
     return found

@@ -34,13 +34,14 @@ def render(page: Page) -> str:
     """The whole report as HTML; every picture is read from disk and embedded."""
     titles = [section.title for section in page.sections] + [_FACTS] * bool(page.facts)
     anchors = _anchors(titles)
+    folds = any(section.folded for section in page.sections)  # closed parts are a list of contents by themselves
     parts = [
         "<!doctype html>",
         '<html lang="en">',
         _head(page.title),
         "<body>",
         f"<header>\n<h1>{escape(page.title)}</h1>\n{_paragraphs(page.lead)}\n</header>",
-        _contents(titles, anchors),
+        "" if folds else _contents(titles, anchors),
         "<main>",
         *map(_section, page.sections, anchors),
         "</main>",
@@ -97,9 +98,13 @@ def _contents(titles: Sequence[str], anchors: Sequence[str]) -> str:
 def _section(section: Section, anchor: str) -> str:
     heading = f"<h2>{escape(section.title)}</h2>"
     body = _lines([_paragraphs(section.text), *map(_block, section.blocks), _commands(section.commands)])
-    if section.folded:
-        heading, body = f"<details>\n<summary>{heading}</summary>", f"{body}</details>\n"
+    if section.folded:  # a browser opens it on the way to an id inside
+        return f"<section>\n{_folded(heading, body, anchor)}\n</section>"
     return f'<section id="{escape(anchor)}">\n{heading}\n{body}</section>'
+
+
+def _folded(heading: str, body: str, anchor: str) -> str:
+    return f'<details>\n<summary>{heading}</summary>\n<div id="{escape(anchor)}">\n{body}</div>\n</details>'
 
 
 def _paragraphs(text: str) -> str:
@@ -196,4 +201,5 @@ def _size(content: bytes, path: Path) -> tuple[int, int]:
 
 def _facts(facts: dict[str, str], anchor: str) -> str:
     items = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    return f'<footer id="{escape(anchor)}">\n<h2>{_FACTS}</h2>\n<dl>\n{items}\n</dl>\n</footer>'
+    folded = _folded(f"<h2>{_FACTS}</h2>", f"<dl>\n{items}\n</dl>\n", anchor)
+    return f"<footer>\n{folded}\n</footer>"

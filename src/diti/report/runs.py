@@ -46,6 +46,7 @@ MEASURED = {
     "probe": "probe.json",
     "analysis": "analysis/analysis.json",
     "counterfactuals": "counterfactuals/counterfactuals.json",
+    "explored": "explored/explore.json",
 }
 MAKERS = ("train", "solve")  # verbs whose folders are runs
 
@@ -69,6 +70,8 @@ class Run:
     probe: Record | None = None
     analysis: Record | None = None
     counterfactuals: Record | None = None
+    explored: Record | None = None
+    solved_in: float | None = None  # seconds, of a closed form
 
     @property
     def seed(self) -> int:
@@ -76,8 +79,8 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Of training alone, images / (images/s); pauses, validation and start are not in it."""
-        return self.images / self.images_per_s if self.images_per_s else None
+        """Of a training: images / (images/s); pauses, validation and start are not in it. Of a solution: all."""
+        return self.images / self.images_per_s if self.images_per_s else self.solved_in
 
     @property
     def budget(self) -> str:
@@ -166,6 +169,7 @@ def read_run(path: Path, dataset: Dataset) -> Run:
         checks=read_settings(path / "checks.json"),
         images=RunFolder(path).images_seen(),
         images_per_s=statistics.median(speeds) if speeds else None,
+        solved_in=next((line["seconds"] for line in reversed(log) if "penalties" in line), None),
         peak_memory_mb=max((line["peak_memory_mb"] for line in log if "peak_memory_mb" in line), default=None),
         weights={part: count_numbers(file) for part, file in _weight_files(path).items()},
         backbone_hash=sha256_file(unet) if unet else None,

@@ -155,19 +155,25 @@ DISENTANGLED = {
 }
 REDUCTIONS = {"total": "{} dims of all z", "subsets": "one dim per subset, {}"}
 # Leakage and pixels alone are not better when small: an edit that does nothing would win.
+FLIPS = Measure("flips %", "% flips", _edited("manipulation", "mean", "flips"), scale=100, digits=1)
+CHANGE = Measure("change", "change", _edited("manipulation", "mean", "change"))
+CLEAN = Measure(
+    "leakage per change", "leakage per change", _edited("manipulation", "mean", "leak_per_change"), better=-1
+)
 EDITED = (
-    Measure("flips %", "% flips", _edited("manipulation", "mean", "flips"), scale=100, digits=1),
-    Measure("change", "change", _edited("manipulation", "mean", "change")),
+    FLIPS,
+    CHANGE,
     Measure("leakage", "leakage", _edited("manipulation", "mean", "leakage"), better=0),
-    Measure(
-        "leakage per change", "leakage per change", _edited("manipulation", "mean", "leak_per_change"), better=-1
-    ),
+    CLEAN,
     Measure("pixels", "pixels", _edited("manipulation", "mean", "pixels"), better=0),
     Measure("distance", "distance to the data", _edited("manipulation", "mean", "distance"), better=-1),
     Measure("distance, no edit", "", _edited("manipulation", "reconstruction", "distance"), better=0),
     Measure("concentration (x_T kept)", "concentration above random (x_T kept)", _swapped("keep")),
     Measure("concentration (x_T swapped)", "concentration above random (x_T swapped)", _swapped("slerp")),
 )
+
+
+SUMMARISED = (PROBED["ap"], PROBED["r"], FLIPS, CHANGE, CLEAN)
 
 
 def disentangled_measures(reduction: str) -> list[Measure]:

@@ -1,8 +1,9 @@
-"""The sections of a report, from what one asks first to what one looks up. Only what the runs hold is shown."""
+"""The sections of a report: pictures, one table, and folded below what one looks up. Only what the runs hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from diti.representation.methods.registry import effective, loss_of
 Tables = dict[str, Table]
 
 
-def sections(groups: Sequence[Group], tables: Tables, figures: Path) -> list[Section]:
-    """The whole page; sections without a table or figure are left out. Figures of several runs go to `figures`."""
-    found = [
+def sections(groups: Sequence[Group], tables: Tables, headline: str, figures: Path) -> list[Section]:
+    """The whole page; sections without a table or figure are left out. Figures of several runs go to `figures`.
+
+    headline: the verdict in a few sentences.
+    """
+    looked_up = [
         knowledge(groups, tables, figures),
         counterfactuals(groups, tables),
         theory(groups),
@@ -29,7 +33,22 @@ def sections(groups: Sequence[Group], tables: Tables, figures: Path) -> list[Sec
         attributes(tables),
         provenance(tables),
     ]
+    found = [look(groups), numbers(tables, headline), *(replace(section, folded=True) for section in looked_up)]
     return [section for section in found if section.blocks]
+
+
+def look(groups: Sequence[Group]) -> Section:
+    """What the first method does, before any number: a face edited, subsets swapped, its axes."""
+    run = groups[0].runs[0]
+    blocks: list[Table | Figure] = []
+    for stage, file, words in FIRST_PICTURES:
+        blocks += picture(run, stage, file, words)
+    return Section(f"What {groups[0].label} found without labels", "", blocks)
+
+
+def numbers(tables: Tables, headline: str) -> Section:
+    """The one table that compares, and what it says."""
+    return Section("The comparison", headline, named(tables, "summary"))
 
 
 def knowledge(groups: Sequence[Group], tables: Tables, figures: Path) -> Section:
@@ -126,11 +145,11 @@ def loss_panels(groups: Sequence[Group]) -> list[LossPanel]:
 
 
 def attributes(tables: Tables) -> Section:
-    return Section("Attribute by attribute", "", named(tables, "attributes"), folded=True)
+    return Section("Attribute by attribute", "", named(tables, "attributes"))
 
 
 def provenance(tables: Tables) -> Section:
-    return Section("How it was made", PROVENANCE, named(tables, "provenance"), folded=True)
+    return Section("How it was made", PROVENANCE, named(tables, "provenance"))
 
 
 # ---- Pieces ------------------------------------------------------------------------------------------------
@@ -153,6 +172,23 @@ def commands(groups: Sequence[Group], stage: str) -> list[str]:
     return [record["command"] for record in records if record and "command" in record]
 
 
+FIRST_PICTURES = (
+    (
+        "counterfactuals",
+        "figure2a.png",
+        "One face it has not seen, pushed along six attributes: each row should change one thing and no other.",
+    ),
+    (
+        "counterfactuals",
+        "figure5.png",
+        "Early, middle or late subsets swapped between two faces: small things, then features, light and colour.",
+    ),
+    (
+        "explored",
+        "axes.png",
+        "The strongest axis of each subset, pushed both ways: from small things at the top to large ones below.",
+    ),
+)
 EDITS = {
     "figure5.png": "Figure 5: early, middle or late subsets move; the rest of the code and the noise x_T stay.",
     "figure2a.png": "Figure 2a: one attribute each, along the direction of a sparse classifier.",

@@ -17,10 +17,12 @@ from diti.report.blocks import Cell, Table, Tone
 from diti.report.paper_numbers import ablation_scores, comparable, paper_scores, training_set
 from diti.report.runs import Group, Record, Run, label_of, unequal_budgets
 from diti.report.scores import (
+    CLEAN,
     DISENTANGLED,
     EDITED,
     PROBED,
     REDUCTIONS,
+    SUMMARISED,
     Measure,
     Records,
     Score,
@@ -34,7 +36,7 @@ from diti.report.scores import (
 )
 
 Scored = tuple[Group, Score]
-KEYS = ("table1", "counterfactuals", "disentanglement", "attributes", "cost", "provenance", "table2")
+KEYS = ("summary", "table1", "counterfactuals", "disentanglement", "attributes", "cost", "provenance", "table2")
 MISSING = Cell("–")
 OF_IMAGES = "bootstrap over the test images, which does not show what another seed would give"
 PAPER_SETTINGS = (
@@ -137,6 +139,26 @@ def _paper_of(run: Run, asked: bool) -> Mapping[str, float] | None:
 
 
 # ---- Tables ------------------------------------------------------------------------------------------------
+
+
+def summary(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> Table:
+    """What is compared first: attributes read, edits, and minutes; baselines, which cannot edit, below."""
+    measures = [measure for measure in SUMMARISED if any(over_runs(group, measure.of) for group in groups)]
+    cells, undecided = score_columns(groups, measures)
+    rows = [
+        [Cell(group.label), *row, count_cell(_middle([run.seconds and run.seconds / 60 for run in group.runs]), 1)]
+        for group, row in zip(groups, cells, strict=True)
+    ]
+    for name, records in baseline_records(baselines):
+        scores = [score_cell(measure.of(records), measure, "baseline") for measure in measures]
+        rows.append([Cell(name, tone="baseline"), *scores, dataclasses.replace(MISSING, tone="baseline")])
+    about = (
+        "AP, r: attributes read by a linear probe. Flips, change: edits that reach the wanted answer, and how far "
+        "they go in standard deviations; leakage: of the other attributes. In brackets 95 % intervals."
+    )
+    columns = ["", *(measure.heading for measure in measures), "minutes"]
+    shown = rows if measures else []
+    return Table("summary", "Read and edited", columns, shown, " ".join([about, *undecided]))
 
 
 def table1(groups: Sequence[Group], baselines: Sequence[Record] = (), paper: bool = False) -> Table:
@@ -358,6 +380,15 @@ def _attribute_score(name: str, key: str) -> Callable[[Records], Score | None]:
 # ---- In words ----------------------------------------------------------------------------------------------
 
 
+def headline(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[str]:
+    """Three sentences at most: who reads better, who edits more cleanly, and what needs no method at all."""
+    found = []
+    for measure in (PROBED["ap"], CLEAN):
+        scores = [(group, score) for group in groups if (score := over_runs(group, measure.of))]
+        found += verdicts_by([(group, score) for group, score in scores if score.low is not None], measure)[:1]
+    return [*found, *filter(None, [baseline_verdict(PROBED["ap"], groups, baselines, passed=True)])]
+
+
 def verdicts(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[str]:
     """By each score with intervals two groups of one budget, of several the best two; then the best baseline."""
     found = []
@@ -402,8 +433,10 @@ def no_verdict(first: Scored, second: Scored, measure: Measure) -> str:
     return f"{' against '.join(told)} {measure.unit}: the budgets differ, so this is no verdict."
 
 
-def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Sequence[Record]) -> str:
-    """Which methods do not pass what is known without a trained encoder; empty where all do."""
+def baseline_verdict(
+    measure: Measure, groups: Sequence[Group], baselines: Sequence[Record], passed: bool = False
+) -> str:
+    """Which methods do not pass what is known without a trained encoder; where all do, empty unless `passed`."""
     reached = [(name, score) for name, records in baseline_records(baselines) if (score := measure.of(records))]
     if not reached:
         return ""
@@ -415,7 +448,9 @@ def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Seque
         if own and measure.better * (own.value - baseline.value) <= 0
     ]
     best = f"{name}, which needs no training, reaches {measure.text(baseline.value)} {measure.unit}"
-    return f"{best}: not passed by {', '.join(below)}." if below else ""
+    if not below:
+        return f"{best}: passed by all." if passed else ""
+    return f"{best}: not passed by {', '.join(below)}."
 
 
 # ---- Files -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from diti.config import PRESETS, PretrainConfig, SolveConfig, TrainConfig, resolve
+from diti.config import COUNT, PRESETS, PretrainConfig, SolveConfig, TrainConfig, check_number, resolve
 from diti.core.errors import InputError
 from diti.verbs.common import (
     File,
@@ -26,18 +26,24 @@ from diti.verbs.common import (
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Train DiTi and PDAE on the built-in faces, measure both and write one page; no download, 10 minutes."""
+    """Solve DiTi and PDAE on the built-in faces, measure both and write one page; no download, five minutes."""
 
     out: File = None  # folder for all of it; by default runs/demo, runs/demo-quick or runs/demo-full
-    quick: bool = False  # a few minutes, rough numbers
+    quick: bool = False  # two minutes, rough numbers
     full: bool = False  # three seeds each, with intervals over seeds
+    train: bool = False  # also train both on from their solutions, and tell what that adds
     faces: Number = None  # number of toy faces, instead of the length's own
-    images: Number = None  # images that each training sees, instead of the length's own
+    images: Number = None  # with --train: images that each training sees, instead of 40,000
 
     def run(self) -> None:
-        from diti.demo import choose_length, run_demo
+        from diti.demo import TRAINED, choose_length, run_demo
 
-        name, length = choose_length(self.quick, self.full, self.faces, self.images)
+        if self.images is not None:
+            check_number("images", self.images, COUNT)
+            if not self.train:
+                raise InputError("--images is the length of the trainings; give --train too, or leave it out")
+        trained = (self.images or TRAINED) if self.train else 0
+        name, length = choose_length(self.quick, self.full, self.faces, trained)
         out = self.out or Path("runs", name)
         run_demo(out, length)
         faces = (out / "faces" / "a.png", out / "faces" / "b.png")

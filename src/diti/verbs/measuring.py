@@ -175,4 +175,4 @@ class Report:
             self.runs, self.out, data=self.data, effort=effort, paper=self.paper, overwrite=self.overwrite
         )
         print_table(built.tables[0])
-        print("\n".join([*built.verdicts, f"the page: {built.page}"]))
+        print("\n".join([*built.headline, f"the page: {built.page}"]))

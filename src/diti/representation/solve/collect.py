@@ -156,7 +156,7 @@ def collect(
         scores = [(int(n), float(share)) for n, share in found[1]["scores"]]
     for look in scores:
         _tell(log, look)
-    saved = time.monotonic()
+    saved, continued_at = time.monotonic(), sums.images
     main = is_main()
     while (images is None and not enough(scores, tolerance)) or (images is not None and sums.images < images):
         mark = images or max(next_mark(regressors, scores, tolerance), sums.images)
@@ -169,6 +169,8 @@ def collect(
         if images is None:
             scores.append((sums.images, from_main(score(sums) if main else 0.0)))
             _tell(log, scores[-1])
+    if main and state is not None and sums.images > continued_at:
+        save_state(state, sums.images, sums.state(), {"scores": scores})  # what follows may be stopped too
     return sums
 
 

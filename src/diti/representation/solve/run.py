@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,16 @@ from diti.diffusion.backbone import Backbone, load_backbone
 from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.registry import Findings, find_method
 from diti.representation.models.diffusion import DiTi
-from diti.representation.solve.evidence import new_encoder, require_features, require_images, split_rows
+from diti.representation.solve.evidence import (
+    gather_evidence,
+    new_encoder,
+    require_features,
+    require_images,
+    split_rows,
+)
 from diti.representation.solve.figure import save_lost_figure
-from diti.representation.solve.solved import Solved, solve_networks
+from diti.representation.solve.solved import Solved, assemble, solve_networks
+from diti.representation.solve.start import remember
 
 FREE = frozenset({"data"})  # what a continued run may name otherwise: its content is compared by hash
 
@@ -33,34 +41,56 @@ def solve_model(config: SolveConfig, out: Path, begun: Callable[[], None] = lamb
 
     `begun` is called once everything is checked.
     """
+    return solve_models({out: config}, begun)[out]
+
+
+def solve_models(
+    configs: Mapping[Path, SolveConfig], begun: Callable[[], None] = lambda: None
+) -> dict[Path, Findings | None]:
+    """As `solve_model`, by run folder, of settings that differ in the method alone: they share one pass."""
     began = time.monotonic()
+    (first, config), *_ = configs.items()
     # What is there already is told further on; this is about the place, and about what is read.
-    require_writable({"--out": [out / "model.json"]}, [config.data, config.backbone], overwrite=True)
+    places = {"--out": [out / "model.json" for out in configs]}
+    require_writable(places, [config.data, config.backbone], overwrite=True)
     backbone = load_backbone(config.backbone)
-    validate(config, backbone)
-    accelerator, run = make_accelerator(TrainingConfig()), RunFolder(out)
+    for one in configs.values():
+        validate(one, backbone)
+    accelerator = make_accelerator(TrainingConfig())
     main = accelerator.is_main_process
-    with run.held(main):
+    found: dict[Path, Findings | None] = dict.fromkeys(configs)
+    with ExitStack() as held:
+        for out in configs:
+            held.enter_context(RunFolder(out).held(main))
         with accelerator.main_process_first():
             dataset = open_data(config.data, backbone.size)
         backbone.require_size(dataset.size)
         require_images(config, len(split_rows(dataset, config.seed)[0]), backbone.size)
-        if begin(config, run, dataset, backbone, main):
-            return None
+        todo = [out for out, one in configs.items() if not begin(one, RunFolder(out), dataset, backbone, main)]
+        if not todo:
+            return found
         accelerator.wait_for_everyone()
         begun()
 
         def log(**facts: Any) -> None:
-            if main:
-                run.log(**facts)
+            for out in todo if main else ():
+                RunFolder(out).log(**facts)
 
-        solved = solve_networks(config, backbone.to(accelerator.device), dataset, state=out / "state", log=log)
-        findings = Findings()
+        backbone.to(accelerator.device)
+        encoder = new_encoder(config, backbone).to(accelerator.device)
+        state = first / "state"
+        evidence = gather_evidence(config, backbone, dataset, encoder, state=state, log=log)
+        for out in todo:
+            solved = assemble(configs[out], backbone, encoder, evidence)
+            found[out] = Findings()
+            if main:
+                seconds = time.monotonic() - began
+                found[out] = write(configs[out], solved, dataset, RunFolder(out), seconds)
+                remember(configs[out], solved, backbone, dataset)
         if main:
-            findings = write(config, solved, dataset, run, time.monotonic() - began)
-            shutil.rmtree(out / "state", ignore_errors=True)  # hundreds of MB that nobody needs any more
+            shutil.rmtree(state, ignore_errors=True)  # hundreds of MB that nobody needs any more
     accelerator.end_training()
-    return findings
+    return found
 
 
 def begin(config: SolveConfig, run: RunFolder, dataset: Dataset, backbone: Backbone, main: bool) -> bool:

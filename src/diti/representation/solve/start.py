@@ -18,7 +18,7 @@ from diti.representation.networks.encoder import Encoder, load_encoder
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.shift import load_decoder
 from diti.representation.partition import Partition
-from diti.representation.solve.solved import solve_networks
+from diti.representation.solve.solved import Solved, solve_networks
 
 
 def solve_settings(config: TrainConfig) -> SolveConfig:
@@ -43,20 +43,31 @@ def solved_start(
 ) -> tuple[Encoder, LinearPart, Partition]:
     """Encoder, linear part of the decoder and partition; partition: a cut to keep to, or None for `matched`."""
     settings = solve_settings(config)
-    folder = cache_folder() / "solved" / _key(settings, backbone, dataset, partition)
+    folder = _place(settings, backbone, dataset, partition)
     found = _kept(folder, backbone)
     if not from_main(float(found is not None)):  # one answer for all processes
         solved = solve_networks(settings, backbone, dataset, partition=partition)
         if is_main():
-            with atomic_path(folder) as temporary:
-                solved.encoder.save(temporary / "encoder")
-                solved.decoder.save(temporary / "decoder")
-                write_json(temporary / "partition.json", solved.solution.partition.to_json())
+            _keep(solved, folder)
         found = solved.encoder, solved.linear, solved.solution.partition
     encoder, linear, cut = found or _read(folder, backbone)
     if config.code.trunk == "fine-tuned":
         encoder = _free(encoder)
     return encoder, linear, cut
+
+
+def remember(settings: SolveConfig, solved: Solved, backbone: Backbone, dataset: Dataset) -> None:
+    """Keep a solution, so that a training with these settings starts from it instead of solving again."""
+    if settings.images is None:  # no training asks for a pass of another length
+        cut = solved.solution.partition if settings.method == "pdae" else None
+        _keep(solved, _place(settings, backbone, dataset, cut))
+
+
+def _keep(solved: Solved, folder: Path) -> None:
+    with atomic_path(folder) as temporary:
+        solved.encoder.save(temporary / "encoder")
+        solved.decoder.save(temporary / "decoder")
+        write_json(temporary / "partition.json", solved.solution.partition.to_json())
 
 
 def _kept(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partition] | None:
@@ -84,9 +95,9 @@ def _free(encoder: Encoder) -> Encoder:
     return free
 
 
-def _key(settings: SolveConfig, backbone: Backbone, dataset: Dataset, partition: Partition | None) -> str:
-    """Of everything that the solution depends on, names of folders left out."""
+def _place(settings: SolveConfig, backbone: Backbone, dataset: Dataset, partition: Partition | None) -> Path:
+    """In the cache, by everything that the solution depends on; names of folders are left out."""
     plain = dataclasses.asdict(dataclasses.replace(settings, data="", backbone=""))
     cut = partition.to_json() if partition else None
     text = json.dumps([versions()["diti"], plain, backbone.digest(), dataset.hash, cut], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+    return cache_folder() / "solved" / hashlib.sha256(text.encode()).hexdigest()[:24]
