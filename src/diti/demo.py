@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -101,8 +102,9 @@ def run_demo(out: Path, length: Length) -> Report:
         more=[about_data(dataset, out)],
         overwrite=True,  # in the demo's own folder
     )
+    measured = [run for group in built.groups for run in group.runs]
     print_table(built.tables[0])
-    print("\n".join([*built.headline, *training_adds(built), length.remark, f"the page: {built.page}"]))
+    print("\n".join([*built.headline, *training_adds(measured), length.remark, f"the page: {built.page}"]))
     return built
 
 
@@ -146,9 +148,8 @@ def training(method: str, seed: int, data: Path, images: int) -> TrainConfig:
     )
 
 
-def training_adds(built: Report) -> list[str]:
+def training_adds(runs: Sequence[Run]) -> list[str]:
     """What a training adds to the solution it began from, a sentence each; empty where nothing was trained."""
-    runs = [run for group in built.groups for run in group.runs]
     pairs = [
         (solved, trained)
         for solved in runs
