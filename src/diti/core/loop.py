@@ -85,8 +85,7 @@ def train(
         images = standing.images
         while images < pace.length:
             rate = learning_rate(config, images, pace.over(images)) * standing.health.rate_factor
-            for group in weights.adam.param_groups:
-                group["lr"] = rate * group["factor"]
+            weights.set_rate(rate)
             report, norm = step(model, optimizer, batches, images, config, accelerator)
             weights.update_average(images // config.train_batch_size)
             log.add(report, norm)
@@ -111,15 +110,28 @@ def train(
             log.write(line, rate)
             standing.good(line)
             if finished or _due(since, images, config.validate_images):
-                with weights.averaged(), torch.no_grad():
-                    log.write_validation(images, evaluate(images) if main else {})
-                if main and not finished and stalled(run.read_log()):
-                    print(STALLED)
-                accelerator.wait_for_everyone()
+                with weights.averaged():
+                    validate(log, images, evaluate, accelerator, finished)
             if finished or _due(since, images, config.checkpoint_images):
                 standing.save()
     log.close()
     return weights
+
+
+@torch.no_grad()
+def validate(
+    log: IntervalLog,
+    images: int,
+    evaluate: Callable[[int], dict[str, Any]],
+    accelerator: Accelerator,
+    last: bool,
+) -> None:
+    """Log what `evaluate` finds, and say so where it has stopped getting better before the end."""
+    main = accelerator.is_main_process
+    log.write_validation(images, evaluate(images) if main else {})
+    if main and not last and stalled(log.run.read_log()):
+        print(STALLED)
+    accelerator.wait_for_everyone()
 
 
 def step(

@@ -30,6 +30,11 @@ class Weights:
         self.decay = config.ema_decay
 
     @torch.no_grad()
+    def set_rate(self, rate: float) -> None:
+        """Learning rate of the next step; parts may have a factor of their own."""
+        for group in self.adam.param_groups:
+            group["lr"] = rate * group["factor"]
+
     def update_average(self, step: int) -> None:
         """Exponential moving average whose memory grows with the run, so that short runs are averaged well too."""
         decay = min(self.decay, (1 + step) / (10 + step))
