@@ -1,6 +1,7 @@
 """`python tools/halve.py MODEL OUT`: copy a model folder with its weights as float16, to ship it in half the size.
 
-They load as float32. Statistics of z stay as they are, and what a run leaves besides its model is left out.
+They load as float32. Statistics of z stay as they are. Directions are left out: they belong to the exact weights, so
+learn them on the copy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-LEFT_OUT = shutil.ignore_patterns("measured", "directions", "state", "*.lock", ".*")
+LEFT_OUT = shutil.ignore_patterns("measured", "attributes", "state", "*.lock", ".*")  # of the run, not the model
 
 
 def halve(model: Path, out: Path) -> None:
