@@ -40,9 +40,14 @@ ROOMS = {  # room or file of representation → what it may import there, itself
     "train": {"models", "methods.registry", "finish"},
     "train_latent": {"networks", "models", "features"},
 }
-# model.interpolate and model.manipulate are what people look for; they import the algorithms when called.
+# model.edit, interpolate and manipulate are what people look for; they import the algorithms when called.
 METHODS_THAT_CALL_UP = {
-    "representation/models/model.py": {"diti.edit.interpolate", "diti.edit.manipulate", "diti.edit.directions"},
+    "representation/models/model.py": {
+        "diti.edit.interpolate",
+        "diti.edit.manipulate",
+        "diti.edit.directions",
+        "diti.edit.editor",
+    },
 }
 # Who starts commands builds them from the records of their options, imported when the commands are planned.
 COMMANDS_THAT_ARE_STARTED = {
