@@ -92,14 +92,16 @@ def grid(
 
 def _as_pixels(images: np.ndarray | torch.Tensor) -> np.ndarray:
     """uint8 (N, H, W, 3) of images in either form; InputError for any other."""
-    floats = not isinstance(images, np.ndarray)
-    fits = images.ndim == 4 and len(images) > 0 and images.shape[1 if floats else 3] == 3
-    if not fits or (not images.is_floating_point() if floats else images.dtype != np.uint8):
-        raise InputError(
-            f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (N, H, W, 3), or a tensor of "
-            "floats (N, 3, H, W) in [-1, 1]"
-        )
-    return to_uint8(images) if floats else images
+    if images.ndim == 4 and len(images) > 0:
+        if isinstance(images, np.ndarray):
+            if images.dtype == np.uint8 and images.shape[3] == 3:
+                return images
+        elif images.is_floating_point() and images.shape[1] == 3:
+            return to_uint8(images)
+    raise InputError(
+        f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (N, H, W, 3), or a tensor "
+        "of floats (N, 3, H, W) in [-1, 1]"
+    )
 
 
 def save_picture(picture: Image.Image, path: Path) -> Path:
