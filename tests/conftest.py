@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
 LONG_FILES = (
     "test_demo.py", "test_train.py", "test_pretrain.py", "test_sweep.py", "test_readme.py", "test_probing.py",
+    "test_notebook.py",
     "test_tcvae.py", "test_ibgan.py", "test_simclr.py", "test_every_method.py", "test_verbs.py",
 )  # fmt: skip
 

@@ -13,7 +13,8 @@ import diti
 SOURCE = Path(diti.__file__)
 WANTED = {
     "load", "load_backbone", "open_data", "train", "solve", "Model", "Dataset", "Partition", "learn_direction",
-    "sample", "vary", "Method", "register", "DiTi", "DiTiFeatures", "InputError", "Backbone",
+    "sample", "vary", "find_axes", "grid", "Editor", "Method", "register", "DiTi", "DiTiFeatures", "InputError",
+    "Backbone",
 }  # fmt: skip
 
 

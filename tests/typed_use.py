@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, assert_type
 
 import numpy as np
+from PIL.Image import Image
 from torch import Tensor
 
 import diti
@@ -43,6 +44,16 @@ def use(images: np.ndarray) -> None:
     assert_type(diti.sample("runs/model"), Tensor)
     assert_type(diti.vary(model, images, 4), Tensor)
     assert_type(DiTiFeatures(model).transform(images), np.ndarray)
+
+
+def edit(model: diti.Model, images: np.ndarray, data: diti.Dataset) -> None:
+    face = model.edit(images, sampling_steps=10)
+    assert_type(face, diti.Editor)
+    smile = diti.learn_direction(model, data, "Smiling")
+    found: list[diti.Axis] = diti.find_axes(model, data)
+    assert_type(face.draw({found[0].axis: 1.0, "beard": -2, smile: 0.3}), Tensor)
+    assert_type(face.strip(smile, [-1, 0, 1]), Tensor)
+    assert_type(diti.grid(face.draw_each([{}, {3: 1.5}])[:, 0], columns=2), Image)
 
 
 def measure(model: diti.Model, data: diti.Dataset) -> None:

@@ -11,14 +11,18 @@ TYPE_CHECKING = (
 
 if TYPE_CHECKING:  # `as` says that a name is public
     from diti.core.errors import InputError as InputError
+    from diti.core.images import grid as grid
     from diti.core.objective import LossReport as LossReport
     from diti.data.prepared import Dataset as Dataset
     from diti.data.sources import open_data as open_data
     from diti.diffusion.backbone import Backbone as Backbone
     from diti.diffusion.backbone import load_backbone as load_backbone
     from diti.edit.directions import learn_direction as learn_direction
+    from diti.edit.editor import Editor as Editor
     from diti.edit.variations import sample as sample
     from diti.edit.variations import vary as vary
+    from diti.explore.axes import Axis as Axis
+    from diti.explore.axes import find_axes as find_axes
     from diti.measure.baselines import baselines as baselines
     from diti.measure.probing import read_labels as read_labels
     from diti.representation.features import encode_dataset as encode_dataset
@@ -35,10 +39,12 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.representation.train import train as train
 else:  # hidden from type checkers, which would take any name for one that __getattr__ gives
     _PUBLIC = {
+        "Axis": "diti.explore.axes",
         "Backbone": "diti.diffusion.backbone",
         "Dataset": "diti.data.prepared",
         "DiTi": "diti.representation.models.diffusion",
         "DiTiFeatures": "diti.representation.models.transformer",
+        "Editor": "diti.edit.editor",
         "EncoderObjective": "diti.representation.methods.base",
         "InputError": "diti.core.errors",
         "LossReport": "diti.core.objective",
@@ -47,6 +53,8 @@ else:  # hidden from type checkers, which would take any name for one that __get
         "Partition": "diti.representation.partition",
         "baselines": "diti.measure.baselines",
         "encode_dataset": "diti.representation.features",
+        "find_axes": "diti.explore.axes",
+        "grid": "diti.core.images",
         "learn_direction": "diti.edit.directions",
         "load": "diti.representation.models.loading",
         "load_backbone": "diti.diffusion.backbone",

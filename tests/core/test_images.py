@@ -42,6 +42,22 @@ def test_grid_places_images_row_by_row_below_the_labels():
     assert (labelled[:10] < 128).any(), "the title is drawn"
 
 
+def test_grid_takes_what_models_give_and_refuses_what_nobody_can_show():
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
+    assert np.array_equal(grid(to_float(pixels), 2), grid(pixels, 2))
+    for wrong in (
+        pixels[0],
+        pixels / 255,
+        pixels[:0],
+        to_float(pixels)[0],
+        torch.zeros(1, 3, 8, 8, dtype=torch.uint8),
+    ):
+        with pytest.raises(InputError, match=r"of shape .*; give uint8 \(N, H, W, 3\)"):
+            grid(wrong, 2)
+    with pytest.raises(InputError, match="columns is 0"):
+        grid(pixels, 0)
+
+
 def test_captions_stand_below_their_image():
     images = np.zeros((2, 40, 40, 3), np.uint8)
     sheet = np.asarray(grid(images, 1, scale=1, captions=["hat", "smile"]))

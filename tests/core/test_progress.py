@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from diti.core import progress
 from diti.core.progress import progress_bar
@@ -54,3 +56,16 @@ def test_nothing_is_said_where_nothing_should_be_or_nothing_is_known(clock, caps
         advance(0)
     assert capsys.readouterr().err == "[work]: 0/10\n"
     monkeypatch.setattr(progress, "LINE_SECONDS", math.inf)
+
+
+@pytest.mark.parametrize("widgets", [True, False])
+def test_a_notebook_gets_a_bar_only_with_what_draws_it(clock, capsys, monkeypatch, widgets):
+    """Without ipywidgets rich would warn and show nothing."""
+    monkeypatch.setattr(progress, "Console", lambda **words: Console(**words, force_jupyter=True))
+    monkeypatch.setattr(progress, "find_spec", lambda name: widgets or None)
+    drawn = []
+    monkeypatch.setattr(progress, "Progress", lambda *columns, **words: drawn.append(1) or Progress(disable=True))
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    with progress_bar("work", 10) as advance:
+        advance(3)
+    assert drawn == [1] * widgets

@@ -4,14 +4,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tiny import tiny_backbone
+from tiny import tiny_backbone, tiny_diffae
 
+from diti.core.errors import InputError
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.pretrain import denoising_loss
 from diti.diffusion.schedule import gather, lambda_eps
 from diti.diffusion.validation import fixed_batches
-from diti.explore.axes import correlations, extremes, removed_by, strongest
+from diti.explore.axes import correlations, extremes, find_axes, removed_by, strongest
+from diti.representation.features import encode_dataset
 from diti.representation.methods.diti import reconstruction_loss
 from diti.representation.partition import Partition
 from diti.representation.solve.run import solve
@@ -78,3 +80,27 @@ def test_correlations_are_those_of_numpy(dataset):
     for place, name in enumerate(dataset.attributes):
         slow = [np.corrcoef(codes[:, dim], labels[:, place])[0, 1] for dim in range(4)]
         np.testing.assert_allclose(found[name], slow, atol=1e-6)
+
+
+def test_axes_are_found_from_fine_to_coarse_with_what_goes_with_them(solved, dataset):
+    found = find_axes(solved, dataset, 2, images=16)
+    removed = removed_by(solved, dataset, [[dim] for dim in range(8)], images=16)
+    assert [(axis.subset, axis.axis) for axis in found] == [
+        (subset, axis) for subset, axes in enumerate(strongest(removed, solved.partition, 2)) for axis in axes
+    ]
+    assert all(axis.removed == pytest.approx(removed[axis.axis]) for axis in found)
+    assert [axis.name for axis in found] == [solved.feature_names()[axis.axis] for axis in found]
+    labels = correlations(encode_dataset(solved, dataset), dataset)
+    assert any(axis.labels for axis in found)
+    for axis in found:
+        most = max(abs(r[axis.axis]) for r in labels.values())
+        assert max(map(abs, axis.labels.values()), default=0) == pytest.approx(
+            most if most >= 0.15 else 0, abs=1e-3
+        )
+
+
+def test_axes_of_what_has_none_are_refused(solved, dataset):
+    with pytest.raises(InputError, match="a diffae model has no frozen diffusion model"):
+        find_axes(tiny_diffae(), dataset)
+    with pytest.raises(InputError, match="give 1 or more of each"):
+        find_axes(solved, dataset, 0)

@@ -46,7 +46,7 @@ def to_uint8(images: torch.Tensor) -> np.ndarray:
 
 
 def grid(
-    images: np.ndarray,
+    images: np.ndarray | torch.Tensor,
     columns: int,
     *,
     captions: Sequence[str] = (),
@@ -57,9 +57,15 @@ def grid(
 ) -> Image.Image:
     """uint8 (N, H, W, 3) as one picture, filled row by row, with a caption below each image where given.
 
+    Float images (N, 3, H, W) in [-1, 1], as models give them, will do too.
     `scale` enlarges every pixel to scale×scale; 0 picks it so that an image is about 96 px wide.
+
+        diti.grid(model.reconstruct(images), columns=8)
     """
-    count, height, width, _ = images.shape
+    pixels = _as_pixels(images)
+    if columns < 1:
+        raise InputError(f"columns is {columns}; give 1 or more")
+    count, height, width, _ = pixels.shape
     scale = scale or max(1, round(96 / width))
     font = ImageFont.load_default(_FONT_SIZE)
     line = _FONT_SIZE + 7
@@ -74,14 +80,28 @@ def grid(
         draw.text((left + column * step_x + width * scale / 2, top - line + 2), label, _INK, font, anchor="ma")
     for row, label in enumerate(row_labels):
         draw.text((left - 6, top + row * step_y + height * scale / 2), label, _INK, font, anchor="rm")
-    for index, pixels in enumerate(images):
+    for index, image in enumerate(pixels):
         x, y = left + index % columns * step_x, top + index // columns * step_y
-        enlarged = Image.fromarray(pixels).resize((width * scale, height * scale), Image.Resampling.NEAREST)
+        enlarged = Image.fromarray(image).resize((width * scale, height * scale), Image.Resampling.NEAREST)
         sheet.paste(enlarged, (x, y))
         if captions:
             below = (x + width * scale / 2, y + height * scale + 2)
             draw.text(below, captions[index], _INK, font, anchor="ma")
     return sheet
+
+
+def _as_pixels(images: np.ndarray | torch.Tensor) -> np.ndarray:
+    """uint8 (N, H, W, 3) of images in either form; InputError for any other."""
+    if images.ndim == 4 and len(images) > 0:
+        if isinstance(images, np.ndarray):
+            if images.dtype == np.uint8 and images.shape[3] == 3:
+                return images
+        elif images.is_floating_point() and images.shape[1] == 3:
+            return to_uint8(images)
+    raise InputError(
+        f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (N, H, W, 3), or a tensor "
+        "of floats (N, 3, H, W) in [-1, 1]"
+    )
 
 
 def save_picture(picture: Image.Image, path: Path) -> Path:

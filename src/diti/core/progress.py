@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import (
@@ -44,7 +45,8 @@ def progress_bar(
     Without a terminal a line every half minute, so that a log says whether the work goes on.
     """
     console = Console(stderr=True, soft_wrap=True)
-    if not (shown and (console.is_terminal or console.is_jupyter)):
+    in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None  # rich draws its bar with these
+    if not (shown and (console.is_terminal or in_notebook)):
         yield _Lines(label, total, start).advance if shown else _nothing
         return
     columns = (

@@ -49,6 +49,12 @@ class Dataset:
         labels = f", {len(self.attributes)} attributes" if self.attributes else ""
         return f"<Dataset {self.name}: {len(self):,} images of {self.size} px{labels}; {self.path}>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from diti.data.summary import dataset_html
+
+        return dataset_html(self)
+
     @property
     def name(self) -> str:
         return str(self.info["name"])

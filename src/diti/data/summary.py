@@ -1,4 +1,4 @@
-"""A dataset in a glance: a table for the terminal, a sheet of pictures for the eye."""
+"""A dataset in a glance: a table for the terminal, a box for a notebook, a sheet of pictures for the eye."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from diti.core.html import card, folded, picture_row, shortened
 from diti.core.images import grid, save_picture
+from diti.data.attributes import SPLITS
+from diti.data.predicted import predicted_columns
 from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
 
 MOST_ATTRIBUTES = 12  # more are counted, not listed
+MOST_FOLDED = 200  # the same, where they take no room until they are asked for
+PICTURES = 8  # in a notebook
 
 
 def print_summary(dataset: Dataset, notes: Sequence[str] = ()) -> None:
@@ -47,6 +52,36 @@ def _attribute_table(dataset: Dataset) -> Table:
 
 def save_sheet(dataset: Dataset, path: Path, columns: int = 8, rows: int = 6) -> Path:
     """A picture of images spread evenly over the set."""
-    wanted = np.linspace(0, len(dataset) - 1, min(columns * rows, len(dataset))).astype(int)
     title = f"{dataset.name}: {len(dataset):,} images of {dataset.size} px"
-    return save_picture(grid(dataset.pixels(wanted), columns, title=title), path)
+    return save_picture(grid(_spread(dataset, columns * rows), columns, title=title), path)
+
+
+def dataset_html(dataset: Dataset) -> str:
+    """What a notebook shows: counts, attributes, and a few pictures; no other pixels are read."""
+    counts = {split: len(dataset.rows(split)) for split in SPLITS}
+    facts = {
+        "images": f"{len(dataset):,} of {dataset.size} px: "
+        + ", ".join(f"{split} {count:,}" for split, count in counts.items() if count),
+        "skipped": f"{dataset.info['skipped']:,} unreadable" if dataset.info["skipped"] else "",
+        "folder": str(dataset.path),
+    }
+    pictures = picture_row(_spread(dataset, PICTURES), f"images of {dataset.name}")
+    return card(dataset.name, facts, pictures, _folded_attributes(dataset))
+
+
+def _folded_attributes(dataset: Dataset) -> str:
+    """A line per attribute; those that a model predicted are marked."""
+    if not dataset.attributes:
+        return ""
+    predicted = predicted_columns(dataset)
+    lines = [
+        f"{name} ({'binary' if dataset.is_binary(name) else 'continuous'}{', predicted' * (name in predicted)})"
+        for name in dataset.attributes
+    ]
+    return folded(f"{len(lines)} attributes", shortened(lines, MOST_FOLDED))
+
+
+def _spread(dataset: Dataset, count: int) -> np.ndarray:
+    """uint8 (count or N, H, W, 3) of images spread evenly over the set."""
+    rows = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int)
+    return dataset.pixels(rows)

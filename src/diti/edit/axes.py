@@ -56,12 +56,20 @@ def planned_moves(model: DecodingModel, words: Sequence[str]) -> tuple[list[Move
     return moves, names
 
 
+def push_axis(z: Tensor, std: Tensor, axis: int, scale: float) -> Tensor:
+    """Codes (..., D) with one axis moved by scale × std."""
+    pushed = z.clone()
+    pushed[..., axis] += scale * std[axis]
+    return pushed
+
+
 def push_axes(z: Tensor, std: Tensor, moves: Sequence[Move], scales: Sequence[float]) -> Tensor:
     """(R, S, D): a code z (D,) with the axes of each row moved by sign × scale × std."""
     codes = z.repeat(len(moves), len(scales), 1)
     for row, move in enumerate(moves):
-        for axis, sign in move.items():
-            codes[row, :, axis] += sign * std[axis] * torch.tensor(scales, dtype=z.dtype)
+        for place, scale in enumerate(scales):
+            for axis, sign in move.items():
+                codes[row, place] = push_axis(codes[row, place], std, axis, sign * scale)
     return codes
 
 

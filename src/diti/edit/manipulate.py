@@ -88,7 +88,7 @@ def manipulate(
     stop_guidance: share of the last steps (the lowest t) that follow ε_θ alone, without z, while inverting too.
     """
     scales = check_scales(scales)
-    _check_fits(model, direction)
+    check_fits(model, direction)
     pixels = as_batch(images, model.size)  # (N, 3, H, W)
     stop_below = _stop_below(model, stop_guidance, sampling_steps)
     start = Inverted.of(model, pixels, sampling_steps, masked=masked, stop_below=stop_below, on_step=on_step)
@@ -119,7 +119,8 @@ def _stop_below(model: DecodingModel, stop_guidance: float, sampling_steps: int)
     return first_guided_step(timesteps(model.schedule, sampling_steps), stop_guidance)
 
 
-def _check_fits(model: DecodingModel, direction: Direction) -> None:
+def check_fits(model: DecodingModel, direction: Direction) -> None:
+    """InputError for a direction of another model's codes."""
     if len(direction.weight) != model.dims or direction.encoder != code_space_hash(model):
         raise InputError(
             f"the direction of {direction.attribute!r} ({len(direction.weight)} dims) was learned from another "

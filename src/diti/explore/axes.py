@@ -5,22 +5,65 @@ Letters: N images, D dims of z, K subsets, A attributes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.errors import InputError
 from diti.core.progress import progress_bar
 from diti.data.prepared import Dataset
 from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
 from diti.diffusion.validation import fixed_batches
+from diti.representation.features import encode_dataset
 from diti.representation.models.diffusion import DiTi
-from diti.representation.models.model import inference
+from diti.representation.models.model import Model, inference
 from diti.representation.networks.shift import Prediction, weighted_loss
 from diti.representation.partition import Partition
 
 IMAGES = 128  # validation images, each at one time-step and noise
+NAMED_LABELS, LEAST_R = 3, 0.15  # attributes told beside an axis, and from which correlation on
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of z and how much it matters. Labels play no part in finding it."""
+
+    axis: int
+    name: str  # such as z012_t0300
+    subset: int
+    removed: float  # share of the frozen model's loss
+    labels: dict[str, float]  # attribute → r, the strongest, where there are labels
+
+
+def find_axes(model: Model, dataset: Dataset, per_subset: int = 1, *, images: int = IMAGES) -> list[Axis]:
+    """The axes of each subset that remove most of the loss, from fine to coarse: `diti explore` without its page.
+
+    images: of the validation split, on which the loss is measured.
+
+        for axis in diti.find_axes(model, data):
+            print(axis.name, axis.removed, axis.labels)
+    """
+    able = require_frozen(model)
+    model.require_size(dataset.size)
+    if min(per_subset, images) < 1:
+        raise InputError(f"per_subset is {per_subset} and images {images}; give 1 or more of each")
+    removed = removed_by(able, dataset, [[dim] for dim in range(model.dims)], images)
+    labels, names = correlations(encode_dataset(model, dataset), dataset), model.feature_names()
+    return [
+        Axis(axis, names[axis], subset, float(removed[axis]), told_labels(labels, axis))
+        for subset, axes in enumerate(strongest(removed, model.partition, per_subset))
+        for axis in axes
+    ]
+
+
+def require_frozen(model: Model) -> DiTi:
+    """The same model; InputError for one without the frozen diffusion model whose loss an axis removes."""
+    if not isinstance(model, DiTi):
+        raise InputError(f"a {model.method} model has no frozen diffusion model; explore diti and pdae models")
+    return model
 
 
 @torch.no_grad()
@@ -95,6 +138,12 @@ def correlations(codes: np.ndarray, dataset: Dataset) -> dict[str, np.ndarray]:
     z = _standard(codes.astype(np.float64))
     found = z.T @ _standard(labels) / len(z)  # (D, A)
     return {name: found[:, place] for place, name in enumerate(dataset.attributes)}
+
+
+def told_labels(labels: Mapping[str, np.ndarray], axis: int) -> dict[str, float]:
+    """The attributes that go with an axis most, and how: r of each."""
+    most = sorted(labels, key=lambda label: -abs(labels[label][axis]))[:NAMED_LABELS]
+    return {label: round(float(labels[label][axis]), 3) for label in most if abs(labels[label][axis]) >= LEAST_R}
 
 
 def _standard(columns: np.ndarray) -> np.ndarray:

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from diti.config import Range, check_number
-from diti.core.errors import InputError
 from diti.core.images import grid, save_picture, to_float
 from diti.core.outputs import require_writable
 from diti.core.rng import numpy_generator
 from diti.core.runs import versions, write_json
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
-from diti.explore.axes import correlations, extremes, removed_by, strongest
+from diti.explore.axes import correlations, extremes, removed_by, require_frozen, strongest, told_labels
 from diti.explore.strips import PLACES, Strips, draw_strips, strip_pictures
 from diti.report.blocks import Figure, Page, Section
 from diti.report.page import save_page
@@ -32,7 +31,6 @@ from diti.representation.models.model import Model
 FILES = ("index.html", "explore.json", "axes.png")
 FACES, PER_SUBSET, AT_THE_ENDS = 3, 3, len(PLACES) + 1  # AT_THE_ENDS: as many as fill a row of the picture
 SAMPLING_STEPS = 15  # enough to see what an axis does; edits take more
-NAMED_LABELS, LEAST_R = 3, 0.15  # attributes told beside an axis, and from which correlation on
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,7 @@ def explore(
     seed: int = 0,
 ) -> Explored:
     """Write index.html, explore.json and axes/*.png to a folder. axes: of each subset the strongest so many."""
-    if not isinstance(model, DiTi):
-        raise InputError(f"a {model.method} model has no frozen diffusion model; explore diti and pdae models")
+    model = require_frozen(model)
     model.require_size(dataset.size)
     model.validate_sampling_steps(sampling_steps)
     codes, cut = encode_dataset(model, dataset), model.partition
@@ -86,7 +83,7 @@ def explore(
         save_axis_picture(strip_pictures(strips, place), dataset, low, high, path)
         changed = float(strips.share_changed()[place])
         lowest, highest = (_files(dataset, rows) for rows in (low, high))
-        told = _told_labels(labels, axis)
+        told = told_labels(labels, axis)
         facts.append(AxisFacts(axis, names[axis], float(removed[axis]), changed, lowest, highest, told))
     save_overview(strips, [group[0] for group in chosen if group], shown, model, out / "axes.png")
     by_subset = removed[model.dims :].tolist()
@@ -124,12 +121,6 @@ def chosen_faces(dataset: Dataset, count: int, seed: int) -> np.ndarray:
 
 def _files(dataset: Dataset, rows: np.ndarray) -> list[str]:
     return [dataset.table["file"][int(row)].as_py() for row in rows]
-
-
-def _told_labels(labels: dict[str, np.ndarray], axis: int) -> dict[str, float]:
-    """The attributes that go with an axis most, and how: r of each."""
-    most = sorted(labels, key=lambda label: -abs(labels[label][axis]))[:NAMED_LABELS]
-    return {label: round(float(labels[label][axis]), 3) for label in most if abs(labels[label][axis]) >= LEAST_R}
 
 
 def save_axis_picture(pushed: np.ndarray, dataset: Dataset, low: np.ndarray, high: np.ndarray, path: Path) -> Path:

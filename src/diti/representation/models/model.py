@@ -22,11 +22,13 @@ from diti.representation.methods.registry import decoding_methods
 from diti.representation.models.axis_names import AxisName, with_names, write_names
 from diti.representation.models.guidance import Guidance, Weight
 from diti.representation.models.inputs import Images, as_batch, as_features
+from diti.representation.models.shown import model_html
 from diti.representation.networks.encoder import Encoder, load_encoder
 from diti.representation.partition import Partition
 
 if TYPE_CHECKING:
     from diti.edit.directions import Direction
+    from diti.edit.editor import Editor
     from diti.representation.models.decoding import DecodingModel
 
 BATCH = 256  # images encoded at once
@@ -55,6 +57,10 @@ class Model:
     def __repr__(self) -> str:
         cut = f" in {self.partition.subsets} subsets" if self.partition.subsets > 1 else ""
         return f"<{type(self).__name__} by {self.method}: z of {self.dims} dims{cut}, images of {self.size} px>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return model_html(self)
 
     @property
     def size(self) -> int:
@@ -198,6 +204,16 @@ class Model:
         else:
             start = able.new_noise(len(pixels), seed, "reconstruct")
         return able._decode(z, start, sampling_steps, how, clamp=noise == "random", on_step=None)
+
+    def edit(self, images: Images, sampling_steps: int = SAMPLING_STEPS, *, masked: bool = True) -> Editor:
+        """The images inverted once, to be drawn again and again with axes or directions moved: see `Editor`.
+
+        face = model.edit(image)
+        face.draw({12: 2.0})  # axis 12 moved by two standard deviations, (N, 3, H, W)
+        """
+        from diti.edit.editor import Editor
+
+        return Editor(self.with_decoder(), images, sampling_steps, masked=masked)
 
     def interpolate(
         self,
