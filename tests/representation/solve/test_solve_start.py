@@ -17,6 +17,7 @@ from diti.representation.methods.checks import loss_curves
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.solve import start as starting
 from diti.representation.solve.solved import solve_networks
+from diti.representation.solve.start import remember, solve_settings
 
 DATA = "toyfaces:200"
 CONFIG = TrainConfig(
@@ -74,6 +75,17 @@ def test_it_begins_as_the_solution_and_then_reads_it_from_the_cache(solved, back
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert len(list((cache_folder() / "solved").iterdir())) == 1
+
+
+@pytest.mark.parametrize("method", ["diti", "pdae"])
+def test_what_diti_solve_found_is_not_solved_again(method, backbone, dataset, monkeypatch, tmp_path):
+    monkeypatch.setenv("DITI_CACHE", str(tmp_path))
+    settings = dataclasses.replace(CONFIG, method=method, solution=SolutionConfig(stretches=2, tau=0.2))
+    found = solve_networks(solve_settings(settings), backbone, dataset)
+    remember(solve_settings(settings), found, backbone, dataset)
+    monkeypatch.setattr(starting, "solve_networks", never)
+    began = build(backbone, dataset, method=method, solution=settings.solution)
+    assert torch.equal(began.encoder.head.weight, found.encoder.head.weight)
 
 
 def test_a_damaged_cache_is_solved_anew(solved, backbone, dataset, monkeypatch):

@@ -13,7 +13,7 @@ from tiny import SHAPE, tiny_backbone, tiny_model
 
 import diti
 from diti.cli import main
-from diti.config import BackboneConfig
+from diti.config import BackboneConfig, SolutionConfig, SolveConfig
 from diti.core.images import to_float
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
@@ -22,8 +22,10 @@ from diti.representation.methods.registry import Findings
 from diti.representation.solve import collect as collecting
 from diti.representation.solve import evidence as gathering
 from diti.representation.solve import run as run_module
+from diti.representation.solve.collect import Pass
+from diti.representation.solve.run import solve_model, solve_models
 
-DATA = "toyfaces:300"
+DATA, METHODS = "toyfaces:300", ("diti", "pdae")
 SMALL = ("--code-dim", "12", "--subsets", "4", "--stretches", "4", "--tau", "0.2")
 SETTINGS = {"code_dim": 12, "subsets": 4, "stretches": 4, "tau": 0.2}
 
@@ -63,6 +65,35 @@ def test_it_leaves_a_model_with_its_facts(run):
     assert len(last["penalties"]) == 4 and last["seconds"] > 0
     card = (run / "card.md").read_text()
     assert "12 dims in 4 subsets (matched)" in card and "solved in closed form from" in card
+
+
+def test_two_methods_share_one_pass(run, folder, monkeypatch):
+    """Each is what it would be alone; stopped between the two, the pass is not done again, and it is not kept."""
+    config = SolveConfig(
+        data=DATA, backbone=str(folder / "backbone"), code_dim=12, subsets=4, images=160,
+        solution=SolutionConfig(stretches=2, tau=0.2, pixel_axes=32),
+    )  # fmt: skip
+    alone, both = folder / "alone", {folder / name: dataclasses.replace(config, method=name) for name in METHODS}
+    solve_model(dataclasses.replace(config, method="pdae"), alone)
+    written, write = [], run_module.write
+
+    def stopped(*given):
+        written.append(write(*given))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_module, "write", stopped)
+        solve_models(both)
+    assert (folder / "diti" / "state").is_dir() and not (folder / "pdae" / "model.json").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Pass, "take_in", None)  # the pass is over
+        found = solve_models(both)
+    assert found[folder / "diti"] is None and found[folder / "pdae"].facts
+    assert diti.load(folder / "diti").partition.subsets == 4
+    expected, got = weights(alone), weights(folder / "pdae")
+    assert expected.keys() == got.keys() and all(torch.equal(expected[key], got[key]) for key in expected)
+    assert not (folder / "diti" / "state").exists()
+    assert solve_models(both) == dict.fromkeys(both)
 
 
 def test_the_model_loads_encodes_and_reconstructs(run, images):
