@@ -22,7 +22,9 @@ from diti.report.tables import (
     cost_table,
     counterfactual_table,
     disentanglement_table,
+    headline,
     provenance_table,
+    summary_table,
     table1,
     table2,
     table_record,
@@ -462,6 +464,30 @@ def test_methods_that_do_not_pass_the_best_baseline_are_named(good, bad):
         assert sentence.startswith("PCA, which needs no training, reaches")
         assert "not passed by PDAE (" in sentence and "DiTi" not in sentence
     assert verdicts([good], baselines) == []
+
+
+def test_the_headline_has_three_sentences_and_no_verdict_over_unequal_budgets(good, bad):
+    baselines = [{"name": "PCA", "probe": probe_record(1.0)["probe"]}]
+    edited = [replace(group.runs[0], counterfactuals=counterfactual_record(0.5, 0.1)) for group in (good, bad)]
+    groups = [Group("DiTi", (edited[0],)), Group("PDAE", (edited[1],))]
+    reads, edits, without = headline(groups, baselines)
+    assert "AP: DiTi is ahead" in reads and "leakage per change: within the interval" in edits
+    assert without.startswith("PCA, which needs no method, reaches") and without.endswith(") read more.")
+    assert "DiTi (" in without and "PDAE" not in without
+    assert headline(groups[1:], baselines)[-1].endswith("nobody reads clearly more.")
+    unequal = [groups[0], with_budget(groups[1], "PDAE", 400_000)]
+    assert all("no verdict" in sentence for sentence in headline(unequal)[:2])
+
+
+def test_the_summary_reads_edits_and_times(good, bad):
+    solved = replace(
+        good.runs[0], counterfactuals=counterfactual_record(0.5, 0.1), images_per_s=None, solved_in=150.0
+    )
+    table = summary_table([Group("DiTi", (solved,)), bad], [{"name": "PCA", "probe": probe_record(1.0)["probe"]}])
+    assert list(table.columns) == ["", "mean AP %", "Pearson r", "change", "leakage per change", "minutes"]
+    assert column(table, "minutes")["DiTi"].text == "2.5" and column(table, "mean AP %")["DiTi"].tone == "best"
+    assert column(table, "change")["PCA"].text == "–"
+    assert not summary_table([make_group()]).rows, "nothing is measured"
 
 
 # ---- Files --------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from diti.representation.models.model import Model
 
 FILES = ("index.html", "explore.json", "axes.png")
 FACES, PER_SUBSET, AT_THE_ENDS = 3, 3, len(PLACES) + 1  # AT_THE_ENDS: as many as fill a row of the picture
+OVERVIEW = 8  # rows of the picture that stands first
 SAMPLING_STEPS = 15  # enough to see what an axis does; edits take more
 
 
@@ -85,7 +86,7 @@ def explore(
         lowest, highest = (_files(dataset, rows) for rows in (low, high))
         told = told_labels(labels, axis)
         facts.append(AxisFacts(axis, names[axis], float(removed[axis]), changed, lowest, highest, told))
-    save_overview(strips, [group[0] for group in chosen if group], shown, model, out / "axes.png")
+    save_overview(strips, spread([group[0] for group in chosen if group]), shown, model, out / "axes.png")
     by_subset = removed[model.dims :].tolist()
     record = {"subsets": by_subset, "axes": [asdict(axis) for axis in facts], "versions": versions()}
     write_json(out / "explore.json", record)
@@ -139,8 +140,14 @@ def _filled(pixels: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([pixels, blank])
 
 
+def spread(axes: Sequence[int], count: int = OVERVIEW) -> list[int]:
+    """At most so many, at even distances from the first to the last."""
+    places = np.linspace(0, len(axes) - 1, min(count, len(axes))).round().astype(int)
+    return [axes[place] for place in places]
+
+
 def save_overview(strips: Strips, first: Sequence[int], shown: Sequence[int], model: Model, path: Path) -> Path:
-    """The strongest axis of each subset on one face, from fine to coarse: a row each."""
+    """The strongest axes of some subsets on one face, from fine to coarse: a row each."""
     rows = [strip_pictures(strips, list(shown).index(axis))[0] for axis in first]
     names = model.feature_names()
     headings = [*(f"{place:+g} sd" if place else "mean" for place in PLACES), "change"]
@@ -149,7 +156,7 @@ def save_overview(strips: Strips, first: Sequence[int], shown: Sequence[int], mo
         len(headings),
         row_labels=[names[axis] for axis in first],
         column_labels=headings,
-        title="the strongest axis of each subset, from fine to coarse",
+        title="the strongest axes of subsets, from fine to coarse",
     )
     return save_picture(sheet, path)
 
@@ -185,7 +192,7 @@ def _page(
     overview = Section(
         "From fine to coarse",
         "",
-        [Figure(out / "axes.png", "the strongest axis of each subset on one face", "strips of one face")],
+        [Figure(out / "axes.png", "the strongest axes of subsets on one face", "strips of one face")],
     )
     title = f"What {model.method} found in {dataset.name}"
     return Page(title, LEAD, [overview, *sections], _page_facts(model, dataset))

@@ -136,7 +136,7 @@ def listed(labels: Sequence[str]) -> str:
 def build_tables(groups: list[Group], baselines: Sequence[dict[str, Any]], paper: bool) -> dict[str, Table]:
     """All tables that these runs allow, by key, in the order of the page."""
     found = [
-        tables.summary(groups, baselines),
+        tables.summary_table(groups, baselines),
         tables.table1(groups, baselines, paper),
         tables.counterfactual_table(groups),
         tables.disentanglement_table(groups),

@@ -186,7 +186,7 @@ FIRST_PICTURES = (
     (
         "explored",
         "axes.png",
-        "The strongest axis of each subset, pushed both ways: from small things at the top to large ones below.",
+        "The strongest axes of subsets, pushed both ways: small things at the top, light and layout below.",
     ),
 )
 EDITS = {

@@ -141,7 +141,7 @@ def _paper_of(run: Run, asked: bool) -> Mapping[str, float] | None:
 # ---- Tables ------------------------------------------------------------------------------------------------
 
 
-def summary(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> Table:
+def summary_table(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> Table:
     """What is compared first: attributes read, edits, and minutes; baselines, which cannot edit, below."""
     measures = [measure for measure in SUMMARISED if any(over_runs(group, measure.of) for group in groups)]
     cells, undecided = score_columns(groups, measures)
@@ -153,8 +153,8 @@ def summary(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> Table:
         scores = [score_cell(measure.of(records), measure, "baseline") for measure in measures]
         rows.append([Cell(name, tone="baseline"), *scores, dataclasses.replace(MISSING, tone="baseline")])
     about = (
-        "AP, r: attributes read by a linear probe. Flips, change: edits that reach the wanted answer, and how far "
-        "they go in standard deviations; leakage: of the other attributes. In brackets 95 % intervals."
+        "AP, r: attributes read by a linear probe. Change: how far edits go, in standard deviations of the wanted "
+        "attribute; leakage: of the others. In brackets 95 % intervals."
     )
     columns = ["", *(measure.heading for measure in measures), "minutes"]
     shown = rows if measures else []
@@ -386,7 +386,22 @@ def headline(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[
     for measure in (PROBED["ap"], CLEAN):
         scores = [(group, score) for group in groups if (score := over_runs(group, measure.of))]
         found += verdicts_by([(group, score) for group, score in scores if score.low is not None], measure)[:1]
-    return [*found, *filter(None, [baseline_verdict(PROBED["ap"], groups, baselines, passed=True)])]
+    return [*found, *filter(None, [best_baseline(PROBED["ap"], groups, baselines)])]
+
+
+def best_baseline(measure: Measure, groups: Sequence[Group], baselines: Sequence[Record]) -> str:
+    """What is known without a trained encoder, and who is ahead of it beyond the intervals."""
+    name, best = _highest(measure, baselines)
+    if best is None:
+        return ""
+    scores = {group.label: over_runs(group, measure.of) for group in groups}
+    ahead = [
+        f"{label} ({measure.text(own.value)})"
+        for label, own in scores.items()
+        if own and measure.better * (own.value - best.value) > 0 and apart(own, best)
+    ]
+    words = f"{name}, which needs no method, reaches {measure.text(best.value)} {measure.unit}"
+    return f"{words}: {' and '.join(ahead)} read more." if ahead else f"{words}: nobody reads clearly more."
 
 
 def verdicts(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[str]:
@@ -433,14 +448,11 @@ def no_verdict(first: Scored, second: Scored, measure: Measure) -> str:
     return f"{' against '.join(told)} {measure.unit}: the budgets differ, so this is no verdict."
 
 
-def baseline_verdict(
-    measure: Measure, groups: Sequence[Group], baselines: Sequence[Record], passed: bool = False
-) -> str:
-    """Which methods do not pass what is known without a trained encoder; where all do, empty unless `passed`."""
-    reached = [(name, score) for name, records in baseline_records(baselines) if (score := measure.of(records))]
-    if not reached:
+def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Sequence[Record]) -> str:
+    """Which methods do not pass what is known without a trained encoder; empty where all do."""
+    name, baseline = _highest(measure, baselines)
+    if baseline is None:
         return ""
-    name, baseline = max(reached, key=lambda item: measure.better * item[1].value)
     scores = {group.label: over_runs(group, measure.of) for group in groups}
     below = [
         f"{label} ({measure.text(own.value)})"
@@ -448,9 +460,13 @@ def baseline_verdict(
         if own and measure.better * (own.value - baseline.value) <= 0
     ]
     best = f"{name}, which needs no training, reaches {measure.text(baseline.value)} {measure.unit}"
-    if not below:
-        return f"{best}: passed by all." if passed else ""
-    return f"{best}: not passed by {', '.join(below)}."
+    return f"{best}: not passed by {', '.join(below)}." if below else ""
+
+
+def _highest(measure: Measure, baselines: Sequence[Record]) -> tuple[str, Score | None]:
+    """The best baseline by a score; none where there is none."""
+    reached = [(name, score) for name, records in baseline_records(baselines) if (score := measure.of(records))]
+    return max(reached, key=lambda item: measure.better * item[1].value, default=("", None))
 
 
 # ---- Files -------------------------------------------------------------------------------------------------
