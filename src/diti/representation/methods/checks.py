@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,23 +59,26 @@ def loss_curves(
     encoder: nn.Module, decoder: ShiftDecoder, partition: Partition, dataset: Dataset, images: int = IMAGES
 ) -> LossCurves:
     """Losses with z, with z shuffled, and of the frozen model, on the same images, time-steps and noise."""
-    schedule = decoder.backbone.schedule
     found: list[tuple[Tensor, ...]] = []
     device = next(decoder.parameters()).device
     for pixels, t, noise in fixed_batches(dataset, partition.timesteps, device, images):
-        w_t, lam_t = gather(w_eps(schedule), t, pixels), gather(lambda_eps(schedule), t, pixels)
-        x_t = q_sample(pixels, noise, gather(schedule.alpha_bar, t, pixels))
         z = encoder(pixels)
-        frozen_model = decoder.frozen(x_t, t)
-        predictions = (
-            Prediction(frozen_model.eps),
-            decoder.respond(frozen_model, t, partition.mask(z, t)),
-            decoder.respond(frozen_model, t, partition.mask(z.roll(1, 0), t)),
-        )
-        losses = [weighted_loss(noise, prediction, w_t, lam_t) for prediction in predictions]
-        found.append((*losses, t / partition.timesteps))
+        codes = [partition.mask(code, t) for code in (z, z.roll(1, 0))]
+        found.append((*losses_with(decoder, pixels, t, noise, codes), t / partition.timesteps))
     frozen, with_z, shuffled, share = (torch.cat(column).double().cpu() for column in zip(*found, strict=True))
     return LossCurves(frozen, with_z, shuffled, share)
+
+
+def losses_with(
+    decoder: ShiftDecoder, pixels: Tensor, t: Tensor, noise: Tensor, codes: Iterable[Tensor]
+) -> Iterator[Tensor]:
+    """(B,) each: eq. 6 of the frozen model alone, then with each of the codes (B, D), which are masked already."""
+    schedule = decoder.backbone.schedule
+    w_t, lam_t = gather(w_eps(schedule), t, pixels), gather(lambda_eps(schedule), t, pixels)
+    frozen = decoder.frozen(q_sample(pixels, noise, gather(schedule.alpha_bar, t, pixels)), t)
+    yield weighted_loss(noise, Prediction(frozen.eps), w_t, lam_t)
+    for code in codes:
+        yield weighted_loss(noise, decoder.respond(frozen, t, code), w_t, lam_t)
 
 
 def save_loss_figure(curves: LossCurves, path: Path) -> Path:
