@@ -17,7 +17,6 @@ from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder, open_data
 from diti.diffusion.schedule import lambda_x0, w_x0
 from diti.measure.baselines import baselines, pixels_flat, principal_components
-from diti.representation.explained import TIMES
 from diti.representation.features import (
     encode_dataset,
     encoder_hash,
@@ -25,6 +24,7 @@ from diti.representation.features import (
     trunk_features,
     write_features,
 )
+from diti.representation.models.explained import TIMES
 from diti.representation.models.model import EncodeOnly
 
 

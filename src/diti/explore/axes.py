@@ -15,9 +15,9 @@ from torch import Tensor
 from diti.core.progress import progress_bar
 from diti.data.prepared import Dataset
 from diti.diffusion.validation import fixed_batches
-from diti.representation.methods.checks import losses_with
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.model import inference
+from diti.representation.networks.shift import losses_with
 from diti.representation.partition import Partition
 
 IMAGES = 128  # validation images, each at one time-step and noise

@@ -29,7 +29,7 @@ from diti.representation.models.model import Model
 from diti.representation.partition import LEVELS, THIRDS
 
 COLUMNS = 8
-ROWS_AT_ONCE = 65_536  # distances are computed for so many images at a time
+ROWS_AT_ONCE = 4_096  # codes whose differences are computed at a time: they stay near the core
 SPARE = 32  # images beyond those wanted whose distances are computed exactly
 DISTANCE = "distance to the image searched for, in standard deviations"
 FARTHEST = "mean square of the code's dims, in standard deviations: farthest first"
@@ -58,16 +58,9 @@ def chosen_dims(model: Model, words: str) -> np.ndarray:
 
 
 def nearest(codes: np.ndarray, wanted: np.ndarray, count: int) -> Found:
-    """The `count` rows of standardised codes (N, d) that lie nearest to one (d,), nearest first: an exact search.
-
-    ‖c - w‖² = ‖c‖² - 2 c·w + ‖w‖²: one matrix product over all images.
-    """
-    squares = np.concatenate(
-        [
-            np.einsum("nd,nd->n", part, part) - 2 * (part @ wanted)
-            for part in np.array_split(codes, -(-len(codes) // ROWS_AT_ONCE))
-        ]
-    )
+    """The `count` rows of standardised codes (N, d) nearest to one (d,), nearest first: an exact search."""
+    parts = (codes[start : start + ROWS_AT_ONCE] - wanted for start in range(0, len(codes), ROWS_AT_ONCE))
+    squares = np.concatenate([np.einsum("nd,nd->n", part, part) for part in parts])
     candidates = min(2 * count + SPARE, len(squares))  # more than wanted: float32 may swap neighbours
     first = np.sort(np.argpartition(squares, candidates - 1)[:candidates])
     exact = np.linalg.norm(codes[first].astype(np.float64) - wanted, axis=1)

@@ -25,8 +25,8 @@ from diti.data.decode import decode
 from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
-from diti.representation.explained import TIMES, explained_share
 from diti.representation.models.diffusion import DiTi
+from diti.representation.models.explained import TIMES, explained_share
 from diti.representation.models.inputs import as_batch
 from diti.representation.models.model import BATCH, Model, inference
 from diti.representation.networks.encoder import Encoder
@@ -96,7 +96,7 @@ def _kept_of_encoder(
 def _kept(facts: str, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarray:
     """The array that belongs to these facts from the cache, else computed and put there."""
     path = cache_folder() / "features" / f"{hashlib.sha256(facts.encode()).hexdigest()[:24]}.npy"
-    if (kept := _read(path, rows)) is not None:
+    if (kept := read_kept(path, rows)) is not None:
         return kept
     found = compute()
     try:
@@ -107,7 +107,7 @@ def _kept(facts: str, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarra
     return found
 
 
-def _read(path: Path, rows: int) -> np.ndarray | None:
+def read_kept(path: Path, rows: int) -> np.ndarray | None:
     """A kept array of so many rows; None where there is none, or what is left of one."""
     try:
         kept = np.array(np.lib.format.open_memmap(path, mode="r"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from torch import Tensor, nn
 from diti.core.images import grid, save_figure, save_picture, to_float, to_uint8
 from diti.core.loop import TIME_BINS, loss_by_time
 from diti.data.prepared import Dataset
-from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
 from diti.diffusion.validation import IMAGES, fixed_batches
 from diti.representation.models.decoding import DecodingModel
-from diti.representation.networks.shift import Prediction, ShiftDecoder, weighted_loss
+from diti.representation.networks.shift import ShiftDecoder, losses_with
 from diti.representation.partition import Partition
 
 SHOWN = 8  # faces in the picture of reconstructions
@@ -67,18 +65,6 @@ def loss_curves(
         found.append((*losses_with(decoder, pixels, t, noise, codes), t / partition.timesteps))
     frozen, with_z, shuffled, share = (torch.cat(column).double().cpu() for column in zip(*found, strict=True))
     return LossCurves(frozen, with_z, shuffled, share)
-
-
-def losses_with(
-    decoder: ShiftDecoder, pixels: Tensor, t: Tensor, noise: Tensor, codes: Iterable[Tensor]
-) -> Iterator[Tensor]:
-    """(B,) each: eq. 6 of the frozen model alone, then with each of the codes (B, D), which are masked already."""
-    schedule = decoder.backbone.schedule
-    w_t, lam_t = gather(w_eps(schedule), t, pixels), gather(lambda_eps(schedule), t, pixels)
-    frozen = decoder.frozen(q_sample(pixels, noise, gather(schedule.alpha_bar, t, pixels)), t)
-    yield weighted_loss(noise, Prediction(frozen.eps), w_t, lam_t)
-    for code in codes:
-        yield weighted_loss(noise, decoder.respond(frozen, t, code), w_t, lam_t)
 
 
 def save_loss_figure(curves: LossCurves, path: Path) -> Path:

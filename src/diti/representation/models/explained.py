@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from diti.core.rng import torch_generator
-from diti.representation.methods.checks import losses_with
 from diti.representation.models.diffusion import DiTi
+from diti.representation.networks.shift import losses_with
 
-# Shares of T. On a solved toy model two such time-steps rank faces as 27 draws over nine do with Spearman 0.90 (three
-# 0.92, four 0.93); each costs a call of the frozen network per image.
+# Shares of T. On a solved toy model two such time-steps rank faces as 27 draws over nine do with Spearman 0.90
+# (three 0.92, four 0.93); each costs a call of the frozen network per image.
 TIMES = (0.2, 0.5)
 SEED = 0
 
