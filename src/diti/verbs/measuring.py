@@ -22,8 +22,8 @@ class Encode:
     images: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IMAGES")]  # whatever --data accepts
     out: Path = Path("features.parquet")  # table to write: .parquet or .csv
     explained: bool = True
-    """Also that share, remembered for `diti search --odd`: two calls of the frozen network per image, which take
-    about five times as long as encoding."""
+    """Also that share, remembered for diti search --odd: two calls of the frozen network per image, which take
+    about ten times as long as encoding."""
     overwrite: Overwrite = False
 
     def run(self) -> None:
