@@ -7,13 +7,14 @@ import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from benchmarks import bench_data, bench_methods, bench_round_trip, bench_solve, bench_training
+from benchmarks import bench_data, bench_methods, bench_round_trip, bench_search, bench_solve, bench_training
 
 BENCHMARKS = {
     "data": bench_data.main,
     "training": bench_training.main,
     "methods": bench_methods.main,
     "round-trip": bench_round_trip.main,
+    "search": bench_search.main,
     "solve": bench_solve.main,
 }
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 from parity import write_large_layout
 from pictures import picture
+
+if TYPE_CHECKING:
+    from diti.data.prepared import Dataset
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -34,6 +39,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or fills the user's cache."""
     monkeypatch.setenv("DITI_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="session")
+def solved_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `tiny_solved`; it takes seconds, so nobody may change it."""
+    from tiny import tiny_solved
+
+    folder = tmp_path_factory.mktemp("solved")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DITI_CACHE", str(folder / "cache"))
+        tiny_solved(folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="session")
+def solved_faces(solved_once: Path) -> Dataset:
+    """What it was solved from; its path is a dataset folder."""
+    from tiny import SOLVED_DATA
+
+    from diti.data.sources import open_data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DITI_CACHE", str(solved_once.parent / "cache"))
+        return open_data(SOLVED_DATA, 16)
+
+
+@pytest.fixture
+def solved_folder(solved_once: Path, tmp_path: Path) -> Path:
+    """A copy of it to work with."""
+    return Path(shutil.copytree(solved_once, tmp_path / "solved-model"))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A tiny model with all its parts, random but not trivial, for the tests of everything that uses a model."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -13,9 +14,11 @@ from diti.representation.networks.conditioned import ConditionedUNet
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
+from diti.representation.solve.run import solve
 
 SHAPE = BackboneConfig(size=16, unshuffle=2, channels=(8, 16), layers=1, head_channels=8)
 DIMS, SUBSETS = 12, 4
+SOLVED_DATA = "toyfaces:300"
 CODE = EncoderConfig(encoder="residual", code_dim=DIMS, encoder_channels=(8, 16))
 
 
@@ -40,6 +43,15 @@ def tiny_model(backbone: Backbone | None = None, subsets: int = SUBSETS) -> DiTi
     decoder = ShiftDecoder(backbone, DIMS)
     perturb(decoder.path)
     return DiTi(encoder, decoder, Partition.balanced(1000, subsets, DIMS), torch.zeros(DIMS), torch.ones(DIMS))
+
+
+def tiny_solved(out: Path) -> None:
+    """A model folder, solved from few toy faces over the tiny backbone: 12 dims in 3 subsets, 16 px.
+
+    The backbone knows nothing, yet the closed form orders what it finds: background and brightness are coarse.
+    """
+    shape = {"code_dim": 12, "subsets": 3, "images": 400, "pixel_axes": 24, "stretches": 3}
+    solve(SOLVED_DATA, tiny_backbone(), out=out, **shape)
 
 
 def tiny_diffae(prediction: str = "epsilon") -> DiffAE:

@@ -3,11 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.covariance import LedoitWolf
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
+from diti.cli import main
 from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.data import toyfaces
+from diti.edit.directions import direction_path, load_direction
 from diti.edit.examples import discriminant, example_direction, shrunken_difference
+from diti.edit.manipulate import manipulate
+from diti.representation.models.loading import load
 
 
 def test_the_difference_is_shrunk_by_what_chance_gives():
@@ -77,3 +84,46 @@ def test_examples_that_do_not_differ_are_told(model):
         example_direction(model, "none", same, same)
     with pytest.raises(InputError, match="no image was given with --like"):
         example_direction(model, "none", same[:0], same)
+
+
+# ---- On toy faces, of which everything is known -----------------------------------------------------------------
+
+OTHERS = {"background", "brightness", "hat", "position", "skin", "clothes"}
+
+
+def set_to(attribute, value, seed, size):
+    """uint8 (4, size, size, 3): four faces with one attribute at this value."""
+    return toyfaces.render(toyfaces.change(toyfaces.sample(4, seed), attribute, values=value), size)
+
+
+def cosine(a, b):
+    """(N,) of images (N, 3, H, W)."""
+    return torch.nn.functional.cosine_similarity(a.flatten(1), b.flatten(1))
+
+
+@pytest.mark.parametrize("attribute", ["background", "brightness"])
+def test_a_direction_named_from_eight_examples_moves_that_attribute(
+    attribute, solved_folder, tmp_path, monkeypatch
+):
+    """What changes in the picture is what changes when the renderer draws the same faces with it changed."""
+    monkeypatch.chdir(tmp_path)
+    files = {}
+    for side, value, seed in (("like", 0.6, 11), ("unlike", 0.05, 12)):  # other faces on each side
+        files[side] = [f"{side}{index}.png" for index in range(4)]
+        for file, pixels in zip(files[side], set_to(attribute, value, seed, 16), strict=True):
+            Image.fromarray(pixels).save(file)
+    examples = [word for side, names in files.items() for word in (f"--{side}", ",".join(names))]
+    words = ["manipulate", str(solved_folder), "like0.png", "--sampling-steps", "2", "--save-as", "mine"]
+    assert main([*words, *examples, "--out", "out.png"]) == 0
+    direction, model = load_direction(direction_path(solved_folder, "mine")), load(solved_folder)
+    moved = manipulate(model, set_to(attribute, 0.3, 13, 16), direction, [-0.3, 0.3], sampling_steps=5).images
+    change = moved[1] - moved[0]
+
+    def rendered(name):
+        low, high = (0, 1) if name == "hat" else (0.05, 0.6)
+        faces = toyfaces.change(toyfaces.sample(4, 13), attribute, values=0.3)
+        ends = [toyfaces.render(toyfaces.change(faces, name, values=value), 16) for value in (low, high)]
+        return to_float(ends[1]) - to_float(ends[0])
+
+    assert (cosine(change, rendered(attribute)) > 0.8).all()
+    assert all(cosine(change, rendered(name)).mean().abs() < 0.4 for name in OTHERS - {attribute})

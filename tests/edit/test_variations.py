@@ -1,5 +1,8 @@
 """New images and variations: what is drawn anew, what is kept, and the pictures."""
 
+import shlex
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +10,10 @@ from PIL import Image
 
 from diti.core.errors import InputError
 from diti.core.images import to_uint8
-from diti.edit.variations import draw, sample, save_new_images, save_variations, vary
+from diti.edit.variations import draw, sample, save_new_images, save_samples, save_variations, vary
 from diti.representation.models.model import EncodeOnly
 from diti.representation.networks.latent import LatentShape, encoder_file_hash, load_latent, new_latent
+from diti.verbs.parsing import parse
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +107,27 @@ def test_bad_input_is_refused(folder, model, latent, faces, tmp_path):
         draw(model, stranger, 2)
     with pytest.raises(InputError, match=r"cannot be read as an image"):
         save_variations(folder, tmp_path / "absent.png", 2, tmp_path / "v.png")
+
+
+@pytest.mark.parametrize("data", ["toyfaces:40", "my photos", None, "gone"])
+def test_the_hint_for_new_codes_can_be_typed_where_the_data_are_known(model, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my photos").mkdir()
+    model.save(Path("a model"))
+    if data is not None:
+        Path("a model", "config.yaml").write_text(f"data: {data}\nimages: 9\n")
+    _, hint = save_samples("a model", 1, Path("s.png"), sampling_steps=1)
+    command = hint.removeprefix("drawn by the backbone alone; for new z run: ")
+    if data in ("toyfaces:40", "my photos"):
+        verb, *words = shlex.split(command)[1:]
+        assert (verb, parse(verb, words).data) == ("train-latent", data)
+    else:
+        assert command == "diti train-latent a model --data, naming there the images it was made from"
+
+
+def test_the_hint_for_a_model_in_the_box_asks_for_a_copy(tmp_path):
+    _, hint = save_samples("toyfaces32-diti", 1, tmp_path / "s.png", sampling_steps=1)
+    assert "diti train-latent on a copy of " in hint
 
 
 def test_sample_draws_from_the_latent_of_the_folder_or_from_given_codes(model, folder, latent, tmp_path):

@@ -1,42 +1,40 @@
 """The page of a tiny solved model: whole, quiet in a browser, the same without labels."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from browser import launch, open_page
-from tiny import tiny_backbone
 
 from diti.cli import main
 from diti.explore.strips import PLACES, Strips, heat, pushed_codes
-from diti.representation.solve.run import solve
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("explored") / "model"
-    solve(
-        "toyfaces:300", tiny_backbone(), code_dim=8, subsets=2, images=400, pixel_axes=24, stretches=3, out=folder
-    )
-    return folder
+def model(solved_once, tmp_path_factory):
+    return Path(shutil.copytree(solved_once, tmp_path_factory.mktemp("explored") / "model"))
 
 
 @pytest.fixture(scope="module")
-def explored(model):
+def explored(model, solved_faces):
     out = model.parent / "page"
-    words = ["--data", "toyfaces:300", "--axes", "2", "--sampling-steps", "3", "--out", str(out)]
-    assert main(["explore", str(model), *words]) == 0
+    words = ["--data", str(solved_faces.path), "--axes", "2", "--sampling-steps", "3", "--out", str(out)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DITI_CACHE", str(model.parent / "cache"))
+        assert main(["explore", str(model), *words]) == 0
     return out
 
 
 def test_it_writes_a_page_with_a_picture_per_axis(explored):
     record = json.loads((explored / "explore.json").read_text())
-    assert len(record["subsets"]) == 2 and len(record["axes"]) == 4
+    assert len(record["subsets"]) == 3 and len(record["axes"]) == 6
     assert {p.stem for p in (explored / "axes").iterdir()} == {axis["name"] for axis in record["axes"]}
     assert all(len(axis["lowest"]) == len(axis["highest"]) == len(PLACES) + 1 for axis in record["axes"])
     removed = [axis["removed"] for axis in record["axes"]]
-    assert removed[0] >= removed[1] and removed[2] >= removed[3]
+    assert all(first >= second for first, second in zip(removed[::2], removed[1::2], strict=True))
 
 
 def test_the_page_is_quiet_in_a_browser_and_tells_each_axis(explored):
@@ -44,13 +42,13 @@ def test_the_page_is_quiet_in_a_browser_and_tells_each_axis(explored):
     with launch() as browser, open_page(browser, (explored / "index.html").as_uri()) as visit:
         text = visit.page.inner_text("body")
         visit.assert_quiet()
-        assert visit.page.locator("img").count() == 5
+        assert visit.page.locator("img").count() == 7
     assert all(axis["name"] in text for axis in record["axes"])
     assert "Subset 0 (early)" in text and "of the pixels change visibly" in text
 
 
-def test_it_can_be_run_again_but_spares_what_is_not_its_own(explored, model, capsys):
-    words = ["explore", str(model), "--data", "toyfaces:300", "--out"]
+def test_it_can_be_run_again_but_spares_what_is_not_its_own(explored, model, solved_faces, capsys):
+    words = ["explore", str(model), "--data", str(solved_faces.path), "--out"]
     (model.parent / "mine").mkdir(exist_ok=True)
     (model.parent / "mine" / "index.html").write_text("my page")
     assert main([*words, str(model.parent / "mine")]) == 2

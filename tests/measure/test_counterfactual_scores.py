@@ -19,8 +19,10 @@ from diti.edit.interpolate import interpolate
 from diti.edit.manipulate import manipulate
 from diti.measure.attribute_classifier import AttributeClassifier, Trait
 from diti.measure.counterfactual_scores import (
+    Unedited,
     concentration_over_groups,
     concentrations,
+    editing_steps,
     flips,
     interpolation_scores,
     interval,
@@ -39,6 +41,7 @@ from diti.measure.counterfactual_scores import (
 )
 from diti.measure.reference import make_reference
 from diti.representation.models.diffusion import DiTi
+from diti.representation.models.inputs import as_batch
 from diti.representation.partition import Partition
 
 SAMPLING_STEPS = 4
@@ -261,6 +264,23 @@ def test_manipulation_scores_of_a_model(model, classifier, images, data):
         assert (scores["leak_per_change"] or {}).get("value") == (
             pytest.approx(leak / change) if change > 0 else None
         )
+
+
+def test_few_images_are_pushed_along_several_directions_in_one_batch(model, classifier, images, monkeypatch):
+    chosen = [direction(model, name) for name in ("bright", "level", "red")]
+    monkeypatch.setattr("diti.representation.models.decoding.PIXELS_AT_ONCE", 16 * 16 * 16)  # two directions
+    batches = []
+
+    def on_step(index, total, x):
+        batches.append(len(x))
+
+    pixels = as_batch(images, 16)
+    unedited = Unedited.of(model, classifier, pixels, 2, on_step=on_step)
+    together = list(unedited.edits(chosen, 0.3, on_step))
+    assert batches == [8, 8, 8, 8, 16, 16, 8, 8] and len(batches) == editing_steps(model, 8, 3, 2)
+    for one, (upward, edited) in zip(chosen, together, strict=True):
+        ((alone, slow),) = unedited.edits([one], 0.3)
+        assert (upward == alone).all() and torch.allclose(edited, slow, atol=2e-3)
 
 
 def test_no_push_is_no_edit_however_bad_the_reconstruction(model, classifier, images, data):

@@ -34,10 +34,12 @@ def test_what_is_measured_or_learned_from_must_have_the_models_size(words, place
 
 
 @pytest.mark.parametrize(
-    "words", ["encode MODEL DATA --out codes.csv", "search MODEL --odd 3 --data DATA --out odd.png"]
-)
+    "words",
+    ["encode MODEL DATA --out codes.csv", "search MODEL --odd 3 --data DATA --out odd.png",
+     "search MODEL FACE --data DATA --out found.png"],
+)  # fmt: skip
 def test_what_is_only_encoded_is_resized_with_one_line(words, place, caplog, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    places = {"MODEL": place / "model", "DATA": place / "data"}
+    places = {"MODEL": place / "model", "DATA": place / "data", "FACE": FACE}
     assert main([str(places.get(word, word)) for word in words.split()]) == 0
     assert caplog.messages == ["images of 32 px are resized to the model's 16 px"]

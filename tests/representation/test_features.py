@@ -8,12 +8,24 @@ import pyarrow.parquet
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from tiny import perturb, tiny_diffae
 
 from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.core.rng import torch_generator
 from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder, open_data
+from diti.diffusion.schedule import lambda_x0, w_x0
 from diti.measure.baselines import baselines, pixels_flat, principal_components
-from diti.representation.features import encode_dataset, encoder_hash, trunk_features, write_features
+from diti.representation.features import (
+    encode_dataset,
+    encoder_hash,
+    explained_by_z,
+    trunk_features,
+    write_features,
+)
+from diti.representation.models.explained import TIMES
+from diti.representation.models.model import EncodeOnly
 
 
 @pytest.fixture
@@ -83,6 +95,71 @@ def test_principal_components_against_a_singular_value_decomposition(faces):
 def test_large_images_are_averaged_down_before_principal_components():
     faces = open_data("toyfaces:3", 64)
     assert pixels_flat(faces, faces.rows()).shape == (3, 3 * 32 * 32)
+
+
+# ---- What z explains -------------------------------------------------------------------------------------------
+
+
+def slow_share(model, image):
+    """Of one image, by the x0 form of eq. 6 and the definition, number by number."""
+    schedule, pixels = model.schedule, to_float(image[None])
+    z, losses = model.encode(pixels), {"frozen": 0.0, "with z": 0.0}
+    for index, share in enumerate(TIMES):
+        t = torch.tensor([int(share * 1000)])
+        abar = float(schedule.alpha_bar[t])
+        noise = torch.randn((3, 16, 16), generator=torch_generator(0, "explained", index))[None]
+        x_t = abar**0.5 * pixels + (1 - abar) ** 0.5 * noise
+        seen = torch.zeros(model.dims)
+        for subset in range(model.partition.subset_of(int(t)) + 1):
+            seen[list(model.partition.dims_of(subset))] = 1
+        parts = model.decoder(x_t, t, z * seen)
+        u = (x_t - (1 - abar) ** 0.5 * parts.eps_theta) / abar**0.5
+        weight = float(lambda_x0(schedule)[t])
+        losses["frozen"] += weight * float((pixels - u).square().mean())
+        losses["with z"] += weight * float((pixels - u - float(w_x0(schedule)[t]) * parts.g).square().mean())
+    return 1 - losses["with z"] / losses["frozen"]
+
+
+def test_what_z_explains_is_the_share_of_eq_6_that_it_removes(model, few):
+    perturb(model.decoder.path, 0.2)
+    with torch.no_grad():
+        slow = [slow_share(model, image) for image in few.images]
+    assert_allclose(explained_by_z(model, few), slow, rtol=1e-4)
+    assert np.ptp(slow) > 1e-3, "images differ"
+
+
+def test_what_z_explains_is_computed_once_and_anew_for_other_weights(model, few):
+    first = explained_by_z(model, few)
+    assert len(kept_files()) == 2, "the codes, and what they explain"
+    with torch.no_grad():
+        model.decoder.path.conv_out.bias += 1
+    other = explained_by_z(model, few)
+    assert len(kept_files()) == 3 and not np.allclose(first, other)
+    for path in kept_files():
+        kept = np.load(path)
+        np.save(path, kept + 1)  # only a call that reads the file can see this
+    assert_allclose(explained_by_z(model, few), other + 1)
+
+
+def test_what_z_explains_of_an_image_does_not_depend_on_the_others(model, few):
+    more = explained_by_z(model, open_data("toyfaces:9", 16))
+    assert_allclose(explained_by_z(model, few), more[:5], rtol=1e-3, atol=1e-5)
+
+
+def test_the_table_has_what_z_explains_apart_from_the_dims_of_z(model, few, tmp_path):
+    told = write_features(model, "toyfaces:5", tmp_path / "z.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "z.parquet")
+    assert table.column_names == ["file", "split", *model.feature_names(), "explained"]
+    assert_allclose(table["explained"].to_numpy(), explained_by_z(model, few))
+    assert "of half the images z explains" in told
+    told = write_features(model, "toyfaces:5", tmp_path / "z.parquet", explained=False)
+    assert pyarrow.parquet.read_table(tmp_path / "z.parquet").column_names[-1] == model.feature_names()[-1]
+    assert "explains" not in told
+
+
+def test_models_without_a_frozen_one_cannot_tell_what_z_explains(model, few):
+    blind = EncodeOnly(model.encoder, model.partition, model.mean, model.std, "simclr")
+    assert explained_by_z(blind, few) is None and explained_by_z(tiny_diffae(), few) is None
 
 
 # ---- What goes wrong with the cache and the table --------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_training_learns_and_leaves_a_model_with_its_facts(frozen, tmp_path, cap
     words = ["train", *COMMON, "--backbone", frozen, "--images", "1024", "--out", str(run)]
     assert main(words) == 0
     shown = capsys.readouterr().out
-    assert "z removes" in shown and f"encode {run} toyfaces:200 --out" in shown
+    assert "z removes" in shown and f"explore {run} --data toyfaces:200 --out" in shown
     facts = json.loads((run / "checks.json").read_text())
     assert facts["loss_removed"] > 0.05, "a backbone of random weights leaves much to remove"
     assert facts["reconstruction_mse"] > 0 and len(facts["validation_loss_frozen_by_time"]) == 10

@@ -89,6 +89,19 @@ def open_data(location: str | Path, size: int | None = None) -> Dataset:
     return prepare_cached(source, cache_folder() / f"{source.name[:60]}-{size}px-{key}", size)
 
 
+def data_of_run(folder: Path) -> str | None:
+    """What a run was made from, as its config.yaml names it; None where it does not, or where that is not here."""
+    import yaml
+
+    try:
+        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        data = str(settings["data"])
+        found = toyfaces_source.is_toyfaces(data) or Path(data).expanduser().exists()
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # none, or what is left of one
+        return None
+    return data if data and found else None
+
+
 def _is_prepared(path: Path) -> bool:
     """Whether a path is a dataset folder, be it complete or not."""
     try:

@@ -24,7 +24,7 @@ from diti.representation.models.inputs import Images, as_batch, read_images
 from diti.representation.models.loading import load_with_decoder
 from diti.representation.models.model import Model
 from diti.representation.networks.latent import FOLDER as LATENT
-from diti.representation.networks.latent import load_latent
+from diti.representation.networks.latent import how_to_make, load_latent
 
 COLUMNS = 8  # of a picture with many images
 
@@ -131,7 +131,7 @@ def save_samples(
     if (folder / "unet").is_dir() and not (folder / LATENT / "config.json").is_file():
         lines = [f"wrote {save_backbone_samples(load_backbone(folder), count, seed, sampling_steps, out)}"]
         if (folder / "encoder").is_dir():
-            lines.append(f"drawn by the backbone alone; for new z run: diti train-latent {source} --data DATA")
+            lines.append(f"drawn by the backbone alone; for new z run: {how_to_make(folder)}")
         return lines
     return [f"wrote {save_new_images(folder, count, seed, sampling_steps, out)}: z drawn anew, then decoded"]
 

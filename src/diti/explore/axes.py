@@ -5,8 +5,9 @@ Letters: N images, D dims of z, K subsets, A attributes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -15,12 +16,11 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.progress import progress_bar
 from diti.data.prepared import Dataset
-from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
 from diti.diffusion.validation import fixed_batches
 from diti.representation.features import encode_dataset
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.model import Model, inference
-from diti.representation.networks.shift import Prediction, weighted_loss
+from diti.representation.networks.shift import losses_with
 from diti.representation.partition import Partition
 
 IMAGES = 128  # validation images, each at one time-step and noise
@@ -72,30 +72,26 @@ def removed_by(model: DiTi, dataset: Dataset, groups: Sequence[Sequence[int]], i
 
     Without it: its dims at their mean, the others as they are. Eq. 6 on fixed images, time-steps and noise.
     """
-    schedule, (mean, _) = model.schedule, model.statistics()
-    frozen_loss, with_all = 0.0, 0.0
-    without = np.zeros(len(groups))
+    mean, _ = model.statistics()
+    total = np.zeros(2 + len(groups))  # of the frozen model, with all of z, without each group
     batches = list(fixed_batches(dataset, model.partition.timesteps, model.device, images))
-    total = len(batches) * len(groups)
-    with inference(model.decoder), progress_bar("what each axis removes", total, unit="axes") as advance:
+    steps = len(batches) * len(groups)
+    with inference(model.decoder), progress_bar("what each axis removes", steps, unit="axes") as advance:
         for pixels, t, noise in batches:
-            w_t, lam_t = gather(w_eps(schedule), t, pixels), gather(lambda_eps(schedule), t, pixels)
-            frozen = model.decoder.frozen(q_sample(pixels, noise, gather(schedule.alpha_bar, t, pixels)), t)
             z = model.encode(pixels).to(pixels)
-            measured = noise, w_t, lam_t
-            frozen_loss += _loss(Prediction(frozen.eps), *measured)
-            with_all += _loss(model.decoder.respond(frozen, t, model.partition.mask(z, t)), *measured)
-            for index, dims in enumerate(groups):
-                held = z.clone()
-                held[:, list(dims)] = mean[list(dims)].to(z)
-                response = model.decoder.respond(frozen, t, model.partition.mask(held, t))
-                without[index] += _loss(response, *measured)
-                advance()
-    return (without - with_all) / frozen_loss
+            codes = (model.partition.mask(code, t) for code in chain([z], held_at(z, mean.to(z), groups)))
+            for index, losses in enumerate(losses_with(model.decoder, pixels, t, noise, codes)):
+                total[index] += losses.double().sum().item()
+                advance(int(index > 1))
+    return (total[2:] - total[1]) / total[0]
 
 
-def _loss(prediction: Prediction, noise: Tensor, w_t: Tensor, lam_t: Tensor) -> float:
-    return weighted_loss(noise, prediction, w_t, lam_t).double().sum().item()
+def held_at(z: Tensor, mean: Tensor, groups: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """The codes (B, D) with the dims of one group after the other at their mean (D,)."""
+    for dims in groups:
+        held = z.clone()
+        held[:, list(dims)] = mean[list(dims)]
+        yield held
 
 
 def strongest(removed: np.ndarray, partition: Partition, count: int) -> list[list[int]]:

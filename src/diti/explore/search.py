@@ -17,10 +17,11 @@ from diti.core.errors import InputError
 from diti.core.images import grid, picture_kind, save_picture
 from diti.core.outputs import require_writable
 from diti.core.runs import versions, write_json
+from diti.data.decode import decode
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.edit.directions import standardise
-from diti.representation.features import encode_dataset
+from diti.representation.features import encode_dataset, explained_by_z
 from diti.representation.models.axis_names import find_axis
 from diti.representation.models.inputs import read_images
 from diti.representation.models.loading import load
@@ -28,7 +29,11 @@ from diti.representation.models.model import Model
 from diti.representation.partition import LEVELS, THIRDS
 
 COLUMNS = 8
-ROWS_AT_ONCE = 65_536  # distances are computed for so many images at a time
+ROWS_AT_ONCE = 4_096  # codes whose differences are computed at a time: they stay near the core
+SPARE = 32  # images beyond those wanted whose distances are computed exactly
+DISTANCE = "distance to the image searched for, in standard deviations"
+FARTHEST = "mean square of the code's dims, in standard deviations: farthest first"
+EXPLAINED = "share of the image that z explains: least first"
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,8 @@ class Found:
     """Images in the order of what was asked for."""
 
     rows: np.ndarray  # (M,)
-    values: np.ndarray  # (M,) distance to the image, or oddness
+    values: np.ndarray  # (M,) what they are in the order of
+    by: str  # what the values are
 
 
 def chosen_dims(model: Model, words: str) -> np.ndarray:
@@ -52,28 +58,27 @@ def chosen_dims(model: Model, words: str) -> np.ndarray:
 
 
 def nearest(codes: np.ndarray, wanted: np.ndarray, count: int) -> Found:
-    """The `count` rows of standardised codes (N, d) that lie nearest to one (d,), nearest first: an exact search.
-
-    ‖c - w‖² = ‖c‖² - 2 c·w + ‖w‖²: one matrix product over all images.
-    """
-    squares = np.concatenate(
-        [
-            np.einsum("nd,nd->n", part, part) - 2 * (part @ wanted)
-            for part in np.array_split(codes, -(-len(codes) // ROWS_AT_ONCE))
-        ]
-    )
-    count = min(count, len(squares))
-    first = np.argpartition(squares, count - 1)[:count]
-    order = first[np.argsort(squares[first], kind="stable")]
-    exact = np.linalg.norm(codes[order].astype(np.float64) - wanted, axis=1)
-    return Found(order, exact)
+    """The `count` rows of standardised codes (N, d) nearest to one (d,), nearest first: an exact search."""
+    parts = (codes[start : start + ROWS_AT_ONCE] - wanted for start in range(0, len(codes), ROWS_AT_ONCE))
+    squares = np.concatenate([np.einsum("nd,nd->n", part, part) for part in parts])
+    candidates = min(2 * count + SPARE, len(squares))  # more than wanted: float32 may swap neighbours
+    first = np.sort(np.argpartition(squares, candidates - 1)[:candidates])
+    exact = np.linalg.norm(codes[first].astype(np.float64) - wanted, axis=1)
+    order = np.argsort(exact, kind="stable")[:count]
+    return Found(first[order], exact[order], DISTANCE)
 
 
 def oddest(codes: np.ndarray, count: int) -> Found:
     """The rows of standardised codes (N, d) that lie farthest from the mean of all, oddest first."""
     squares = np.einsum("nd,nd->n", codes, codes) / codes.shape[1]
     order = np.argsort(-squares, kind="stable")[:count]
-    return Found(order, squares[order])
+    return Found(order, squares[order], FARTHEST)
+
+
+def least_explained(shares: np.ndarray, count: int) -> Found:
+    """The rows of the images that z explains least, given these shares (N,); the least first."""
+    order = np.argsort(shares, kind="stable")[:count]
+    return Found(order, shares[order], EXPLAINED)
 
 
 def search(
@@ -102,21 +107,31 @@ def search(
     codes = encode_dataset(model, dataset)
     mean, std = (s.numpy()[dims] for s in model.statistics(torch.from_numpy(codes)))
     standard = standardise(codes[:, dims], mean, std)
-    if odd is not None:
-        found = oddest(standard, number)
-    else:
+    part = f"in {len(dims)} of {model.dims} dims ({subset})"
+    if image is not None:
         wanted = standardise(model.encode(given[0]).numpy()[:, dims], mean, std)[0]
-        found = nearest(standard, wanted, number)
+        found, told = nearest(standard, wanted, number), f"the nearest images {part} of {len(dataset):,}"
+    else:
+        shares = explained_by_z(model, dataset) if len(dims) == model.dims else None
+        found = oddest(standard, number) if shares is None else least_explained(shares, number)
+        told = f"the {len(found.rows)} oddest images of {len(dataset):,}, {_why_odd(found, shares, part)}"
     save_picture(sheet(dataset, found, given), out)
     write_json(beside, record(dataset, found, subset, image))
-    part = f"in {len(dims)} of {model.dims} dims ({subset})"
-    what = f"the {len(found.rows)} oddest images {part}" if odd is not None else f"the nearest images {part}"
-    return [*lines, f"{what} of {len(dataset):,}", f"wrote {out} and {beside}"]
+    return [*lines, told, f"wrote {out} and {beside}"]
+
+
+def _why_odd(found: Found, shares: np.ndarray | None, part: str) -> str:
+    """Which of the two ways was used, and how far out these images are."""
+    if shares is None:
+        return f"by the farthest codes {part}"
+    usual = np.median(shares)
+    return f"by what z explains least: {found.values[0]:.0%} to {found.values[-1]:.0%} of them, usual {usual:.0%}"
 
 
 def sheet(dataset: Dataset, found: Found, given: list[np.ndarray]) -> Any:
     """The images found, each with its value below; first the one searched for."""
-    pictures = [*given, *dataset.pixels(found.rows)]
+    searched = [decode(image, dataset.size, "centre") for image in given]  # data may be of another size
+    pictures = [*searched, *dataset.pixels(found.rows)]
     captions = [*(["searched"] * len(given)), *(f"{value:.2f}" for value in found.values)]
     return grid(np.stack(pictures), COLUMNS, captions=captions)
 
@@ -131,6 +146,7 @@ def record(dataset: Dataset, found: Found, subset: str, image: Path | None) -> d
     return {
         "searched": None if image is None else str(image),
         "subset": subset,
+        "values_are": found.by,
         "found": listed,
         "versions": versions(),
     }

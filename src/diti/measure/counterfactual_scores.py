@@ -9,7 +9,8 @@ Letters: N images or pairs, A attributes, G groups of dims, D dims of z.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -158,25 +159,20 @@ def manipulation_scores(
     check_directions(model, classifier, directions)
     scored = [d for d in directions if classifier.readable[classifier.index(d.attribute)]]
     originals = as_batch(images, model.size)
-    seen = classifier(originals)
     found: list[dict[str, np.ndarray]] = []
-    steps = model.steps_of(len(seen), sampling_steps) * (2 + len(scored))
+    steps = editing_steps(model, len(originals), len(scored), sampling_steps)
     with progress_bar("measuring edits", steps, unit="steps", shown=progress) as advance:
 
         def on_step(index: int, total: int, x: Tensor) -> None:
             advance()
 
-        start = Inverted.of(model, originals, sampling_steps, masked=masked, on_step=on_step)
-        rebuilt = start.shown(start.z, start.x_T, on_step)
-        before = classifier(rebuilt)
-        for direction in scored:
-            upward = opposite(classifier, direction.attribute, seen)
-            more, less = (push(start.z, direction, sign * scale) for sign in (1, -1))
-            edited = start.shown(torch.where(torch.from_numpy(upward)[:, None], more, less), start.x_T, on_step)
+        unedited = Unedited.of(model, classifier, originals, sampling_steps, masked=masked, on_step=on_step)
+        for direction, (upward, edited) in zip(scored, unedited.edits(scored, scale, on_step), strict=True):
             found.append(
-                edit_scores(classifier, direction.attribute, before, classifier(edited), upward)
-                | {"pixels": rms_change(rebuilt, edited), "distance": reference.distances(edited)}
+                edit_scores(classifier, direction.attribute, unedited.before, classifier(edited), upward)
+                | {"pixels": rms_change(unedited.rebuilt, edited), "distance": reference.distances(edited)}
             )
+    seen, rebuilt = unedited.seen, unedited.rebuilt
     counts = resamples(len(seen), seed)
     own_error = {"pixels": rms_change(originals, rebuilt), "distance": reference.distances(rebuilt)}
     return {
@@ -190,6 +186,63 @@ def manipulation_scores(
         "reconstruction": {name: rows_and_mean(values[None], counts)[1] for name, values in own_error.items()},
         **summary([d.attribute for d in scored], found, counts),
     }
+
+
+@dataclass(frozen=True, eq=False)
+class Unedited:
+    """Images before any edit: inverted, rebuilt and read, once for all edits of them."""
+
+    classifier: AttributeClassifier
+    start: Inverted
+    seen: np.ndarray  # (N, A) read in the images
+    rebuilt: Tensor  # (N, 3, H, W) from the unchanged codes
+    before: np.ndarray  # (N, A) read in these
+
+    @classmethod
+    def of(
+        cls,
+        model: DecodingModel,
+        classifier: AttributeClassifier,
+        originals: Tensor,
+        sampling_steps: int,
+        *,
+        masked: bool = True,
+        on_step: OnStep | None = None,
+    ) -> Unedited:
+        """Of images (N, 3, H, W)."""
+        start = Inverted.of(model, originals, sampling_steps, masked=masked, on_step=on_step)
+        rebuilt = start.shown(start.z, start.x_T, on_step)
+        return cls(classifier, start, classifier(originals), rebuilt, classifier(rebuilt))
+
+    def edits(
+        self, directions: Sequence[Direction], scale: float, on_step: OnStep | None = None
+    ) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Per direction: bool (N,) where the attribute is to rise, and the images (N, 3, H, W) pushed that way.
+
+        Few images are pushed along several directions in one batch.
+        """
+        start, together = self.start, directions_at_once(self.start.model, len(self.seen))
+        for first in range(0, len(directions), together):
+            part = directions[first : first + together]
+            rises = [opposite(self.classifier, direction.attribute, self.seen) for direction in part]
+            codes = [
+                torch.where(torch.from_numpy(up)[:, None], push(start.z, d, scale), push(start.z, d, -scale))
+                for d, up in zip(part, rises, strict=True)
+            ]
+            edited = start.shown(torch.cat(codes), torch.cat([start.x_T] * len(part)), on_step)
+            yield from zip(rises, edited.split(len(self.seen)), strict=True)
+
+
+def directions_at_once(model: DecodingModel, images: int) -> int:
+    """Directions along which so many images are pushed in one batch of the decoder."""
+    return max(1, model.at_once // images)
+
+
+def editing_steps(model: DecodingModel, images: int, directions: int, sampling_steps: int) -> int:
+    """How often `on_step` is called by `Unedited.of` and then by its `edits`."""
+    together = directions_at_once(model, images)
+    batches = [min(together, directions - first) for first in range(0, directions, together)]
+    return sum(model.steps_of(count, sampling_steps) for count in (images, images, *(images * b for b in batches)))
 
 
 def check_directions(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -42,6 +42,8 @@ from diti.representation.features import encode_dataset, encoder_hash
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.loading import load_with_decoder
 from diti.representation.partition import THIRDS, Partition
+
+Item = TypeVar("Item")
 
 FILES = ("counterfactuals.json", "figure2a.png", "figure5.png", "figure7.png")
 SHOWN = 6  # attributes of figure 2a
@@ -212,7 +214,11 @@ class EditStudy:
     @cached_property
     def directions(self) -> list[Direction]:
         """Of the readable attributes in their order: from the model folder, else learned and kept there."""
-        names, found = self._learnable(), []
+        return self.directions_of(self.learnable())
+
+    def directions_of(self, names: Sequence[str]) -> list[Direction]:
+        """The same of chosen attributes."""
+        found = []
         folder = locate(self.source)
         with progress_bar("directions", len(names), unit="attributes") as advance:
             for name in names:
@@ -224,7 +230,7 @@ class EditStudy:
                 advance()
         return found
 
-    def _learnable(self) -> list[str]:
+    def learnable(self) -> list[str]:
         """The readable attributes that vary among training and among validation images."""
         names = [trait.name for trait in self.classifier.traits if trait.readable]
         values = self.dataset.labels(names)
@@ -301,7 +307,7 @@ class EditStudy:
 # ---- Choices that do not look at the model ------------------------------------------------------------------
 
 
-def spread_over(items: Sequence[Direction], count: int) -> list[Direction]:
+def spread_over(items: Sequence[Item], count: int) -> list[Item]:
     """Up to `count` of them at even distances from the first to the last (toy faces: from coarse to fine)."""
     places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
     return [items[place] for place in places]

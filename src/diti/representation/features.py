@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diti.core.errors import InputError
+from diti.core.lanes import in_lanes
 from diti.core.machine import cache_folder
 from diti.core.progress import progress_bar
 from diti.core.runs import atomic_path
@@ -23,6 +25,8 @@ from diti.data.decode import decode
 from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
+from diti.representation.models.diffusion import DiTi
+from diti.representation.models.explained import TIMES, explained_share
 from diti.representation.models.inputs import as_batch
 from diti.representation.models.model import BATCH, Model, inference
 from diti.representation.networks.encoder import Encoder
@@ -31,6 +35,7 @@ WRITERS = {
     ".parquet": pyarrow.parquet.write_table,
     ".csv": pyarrow.csv.write_csv,
 }  # by the ending of a table's file
+EXPLAINED = "explained"  # column of the table; those of z begin with z and a digit
 
 log = logging.getLogger(__name__)
 
@@ -42,32 +47,67 @@ def encode_dataset(model: Model, dataset: Dataset, *, mirrored: bool = False) ->
 
 def encoder_codes(encoder: Encoder, dataset: Dataset, *, mirrored: bool = False) -> np.ndarray:
     """The same for an encoder that belongs to no model."""
-    return _kept(encoder, encoder, dataset, "z", mirrored)
+    return _kept_of_encoder(encoder, encoder, dataset, "z", mirrored)
 
 
 def trunk_features(encoder: Encoder, dataset: Dataset) -> np.ndarray:
     """float32 (N, F): what the encoder's trunk sees in each image, before the linear layer to z."""
-    return _kept(encoder, encoder.features, dataset, "features", mirrored=False)
+    return _kept_of_encoder(encoder, encoder.features, dataset, "features", mirrored=False)
 
 
-def _kept(
+def explained_by_z(model: Model, dataset: Dataset) -> np.ndarray | None:
+    """float32 (N,) share of each image that z explains, see `explained_share`; remembered as codes are.
+
+    None of a model without a frozen diffusion model, where nothing says what there was to explain.
+    """
+    if not isinstance(model, DiTi):
+        return None
+    codes = torch.from_numpy(encode_dataset(model, dataset))
+
+    def work(rows: slice) -> np.ndarray:
+        pixels = _pixels(model.encoder, dataset, rows)
+        return explained_share(model, pixels, codes[rows].to(pixels)).float().cpu().numpy()[:, None]
+
+    def compute() -> np.ndarray:
+        with inference(model.decoder):
+            return _joined("what z explains", dataset, in_lanes(work, _parts(dataset, model.at_once)))
+
+    return _kept(f"{model_hash(model)}/{dataset.hash}/explained/{TIMES}", len(dataset), compute)[:, 0]
+
+
+def _kept_of_encoder(
     encoder: Encoder, function: Callable[[Tensor], Tensor], dataset: Dataset, kind: str, mirrored: bool
 ) -> np.ndarray:
-    """The array of this encoder and data from the cache, else computed and put there."""
-    key = hashlib.sha256(f"{encoder_hash(encoder)}/{dataset.hash}/{kind}/{mirrored}".encode()).hexdigest()[:24]
-    path = cache_folder() / "features" / f"{key}.npy"
-    if (kept := _read(path, len(dataset))) is not None:
+    """What a function of an encoder says of each image."""
+
+    def work(rows: slice) -> np.ndarray:
+        pixels = _pixels(encoder, dataset, rows)
+        return function(pixels.flip(-1) if mirrored else pixels).cpu().numpy()
+
+    def compute() -> np.ndarray:
+        if dataset.size != encoder.size:
+            log.warning("images of %d px are resized to the model's %d px", dataset.size, encoder.size)
+        with inference(encoder), torch.no_grad():
+            return _joined("encoding", dataset, map(work, _parts(dataset, BATCH)))
+
+    return _kept(f"{encoder_hash(encoder)}/{dataset.hash}/{kind}/{mirrored}", len(dataset), compute)
+
+
+def _kept(facts: str, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array that belongs to these facts from the cache, else computed and put there."""
+    path = cache_folder() / "features" / f"{hashlib.sha256(facts.encode()).hexdigest()[:24]}.npy"
+    if (kept := read_kept(path, rows)) is not None:
         return kept
-    codes = _over_images(encoder, function, dataset, mirrored)
+    found = compute()
     try:
         with atomic_path(path) as temporary, temporary.open("wb") as handle:
-            np.save(handle, codes)
+            np.save(handle, found)
     except OSError as error:  # nothing depends on the cache
         log.warning("the codes were not kept for the next time: %s: %s", path, error.strerror or error)
-    return codes
+    return found
 
 
-def _read(path: Path, rows: int) -> np.ndarray | None:
+def read_kept(path: Path, rows: int) -> np.ndarray | None:
     """A kept array of so many rows; None where there is none, or what is left of one."""
     try:
         kept = np.array(np.lib.format.open_memmap(path, mode="r"))
@@ -76,30 +116,45 @@ def _read(path: Path, rows: int) -> np.ndarray | None:
     return kept if kept.dtype == np.float32 and kept.ndim == 2 and len(kept) == rows else None
 
 
-@torch.no_grad()
-def _over_images(
-    encoder: Encoder, function: Callable[[Tensor], Tensor], dataset: Dataset, mirrored: bool
-) -> np.ndarray:
-    device = encoder.head.weight.device
-    parts = []
-    fits = dataset.size == encoder.size
-    if not fits:
-        log.warning("images of %d px are resized to the model's %d px", dataset.size, encoder.size)
-    with progress_bar("encoding", len(dataset)) as advance, inference(encoder):
-        for start in range(0, len(dataset), BATCH):
-            images = np.asarray(dataset.images[start : start + BATCH])
-            if not fits:
-                images = np.stack([decode(image, encoder.size, "centre") for image in images])
-            pixels = as_batch(images, encoder.size).to(device)
-            parts.append(function(pixels.flip(-1) if mirrored else pixels).cpu().numpy())
-            advance(len(pixels))
-    return np.concatenate(parts)
+def _parts(dataset: Dataset, at_once: int) -> list[slice]:
+    return [slice(start, start + at_once) for start in range(0, len(dataset), at_once)]
+
+
+def _pixels(encoder: Encoder, dataset: Dataset, rows: slice) -> Tensor:
+    """(B, 3, H, W) of the encoder's size, on its device."""
+    images = np.asarray(dataset.images[rows])
+    if dataset.size != encoder.size:
+        images = np.stack([decode(image, encoder.size, "centre") for image in images])
+    return as_batch(images, encoder.size).to(encoder.head.weight.device)
+
+
+def _joined(label: str, dataset: Dataset, parts: Iterable[np.ndarray]) -> np.ndarray:
+    """The rows of all parts, with a bar while they are computed."""
+    found = []
+    with progress_bar(label, len(dataset)) as advance:
+        for part in parts:
+            found.append(part)
+            advance(len(part))
+    return np.concatenate(found)
 
 
 def encoder_hash(encoder: Encoder) -> str:
     """Hex digest of an encoder's shape and every weight."""
-    digest = hashlib.sha256(json.dumps(encoder.description, sort_keys=True).encode())
-    for name, tensor in sorted(encoder.state_dict().items()):
+    return _digest(encoder.description, encoder)
+
+
+def model_hash(model: DiTi) -> str:
+    """Hex digest of all that decides what a model makes of an image: networks, schedule and partition."""
+    backbone = model.backbone
+    schedule = [backbone.prediction_type, *backbone.schedule.betas.tolist()]
+    shape = [repr(backbone.wrapping), repr(sorted(backbone.unet.config.items()))]
+    facts = {**model.decoder.description, "partition": model.partition.to_json(), "of": [schedule, shape]}
+    return f"{encoder_hash(model.encoder)}/{_digest(facts, model.decoder)}"
+
+
+def _digest(description: Mapping[str, Any], network: nn.Module) -> str:
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    for name, tensor in sorted(network.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
@@ -110,15 +165,21 @@ def check_table_file(out: Path) -> None:
         raise InputError(f"--out {out} must end in {' or '.join(WRITERS)}; these tables can be written")
 
 
-def write_features(model: Model, images: str, out: Path) -> str:
-    """`diti encode`: a table with the file's name, split and z, a row per image; says what it wrote."""
+def write_features(model: Model, images: str, out: Path, *, explained: bool = True) -> str:
+    """`diti encode`: a table with the file's name, split and z, a row per image; says what it wrote.
+
+    explained: also the share of each image that z explains, where the model can tell, in a column of that name.
+    """
     check_table_file(out)
     dataset = open_data(images, model.size)
     codes = encode_dataset(model, dataset)
+    shares = explained_by_z(model, dataset) if explained else None
     columns: dict[str, pa.Array] = {name: dataset.table[name] for name in ("file", "split")}
     columns |= {name: pa.array(codes[:, i]) for i, name in enumerate(model.feature_names())}
+    columns |= {} if shares is None else {EXPLAINED: pa.array(shares)}  # last: others keep their places
     with atomic_path(out) as temporary:
         WRITERS[out.suffix.lower()](pa.table(columns), temporary)
     skipped = dataset.info["skipped"]
     note = f"; {skipped} unreadable images are named in {dataset.path / SKIPPED}" if skipped else ""
-    return f"wrote {out}: {len(dataset):,} images × {model.dims} dims{note}"
+    told = "" if shares is None else f"; of half the images z explains {np.median(shares):.0%} or more"
+    return f"wrote {out}: {len(dataset):,} images × {model.dims} dims{note}{told}"

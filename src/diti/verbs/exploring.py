@@ -59,7 +59,9 @@ class Search:
     data: str  # images to search in: whatever --data accepts elsewhere
     subset: CommaList = "all"  # where to be near: all, fine, coarse, early, middle, late, I, I:J, or a named axis
     count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 24  # images to find
-    odd: Number = None  # find so many images that lie farthest from all others instead
+    odd: Number = None
+    """Find so many odd images instead: those that z explains least, or, in chosen subsets and of models without a
+    frozen diffusion model, those whose codes lie farthest out."""
     out: Path = Path("found.png")  # sheet to write; a JSON file stands beside it
     overwrite: Overwrite = False
 

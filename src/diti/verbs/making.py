@@ -104,7 +104,7 @@ class Pretrain:
         from diti.diffusion.pretrain import pretrain
 
         pretrain(self.settings, self.out, begun=lambda: show(self.settings))
-        next_command("sample", self.out, "-n", 32, "--out", "samples.png")
+        next_command("solve", "--data", self.settings.data, "--backbone", self.out, "--out", "runs/model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class Solve:
         elif found.facts:
             written = [f"{self.out}/{name}" for name in found.pictures]
             print_once("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))
-        next_command("encode", self.out, self.settings.data, "--out", "features.parquet")
+        next_command("explore", self.out, "--data", self.settings.data, "--out", "explored")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,10 @@ class Train:
         if found.facts:
             written = [f"{self.out}/{name}" for name in found.pictures]
             print("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))
-        next_command("encode", self.out, self.settings.data, "--out", "features.parquet")
+        if method.needs_backbone:  # its axes can be drawn
+            next_command("explore", self.out, "--data", self.settings.data, "--out", "explored")
+        else:
+            next_command("encode", self.out, self.settings.data, "--out", "features.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,17 @@ from diti.verbs.common import CommaList, File, Model, Name, Number, Overwrite, n
 
 @dataclass(frozen=True, kw_only=True)
 class Encode:
-    """Write the code z of images to a table, a row per image in the order of the input."""
+    """Write the code z of images to a table, a row per image in the order of the input.
+
+    Of diti and pdae models also the share of each image that z explains, in the column `explained`.
+    """
 
     model: Model  # model folder, shipped name or hub id
     images: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IMAGES")]  # whatever --data accepts
     out: Path = Path("features.parquet")  # table to write: .parquet or .csv
+    explained: bool = True
+    """Also that share, remembered for diti search --odd: two calls of the frozen network per image, which take
+    about ten times as long as encoding."""
     overwrite: Overwrite = False
 
     def run(self) -> None:
@@ -27,7 +33,7 @@ class Encode:
 
         check_table_file(self.out)
         require_writable({"--out": [self.out]}, [self.images], overwrite=self.overwrite)
-        print(write_features(load(self.model), self.images, self.out))
+        print(write_features(load(self.model), self.images, self.out, explained=self.explained))
 
 
 @dataclass(frozen=True, kw_only=True)

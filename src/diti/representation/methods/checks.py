@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from diti.core.images import grid, save_figure, save_picture, to_float, to_uint8
 from diti.core.loop import TIME_BINS, loss_by_time
 from diti.data.prepared import Dataset
-from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
 from diti.diffusion.validation import IMAGES, fixed_batches
 from diti.representation.models.decoding import DecodingModel
-from diti.representation.networks.shift import Prediction, ShiftDecoder, weighted_loss
+from diti.representation.networks.shift import ShiftDecoder, losses_with
 from diti.representation.partition import Partition
 
 SHOWN = 8  # faces in the picture of reconstructions
@@ -58,21 +57,12 @@ def loss_curves(
     encoder: nn.Module, decoder: ShiftDecoder, partition: Partition, dataset: Dataset, images: int = IMAGES
 ) -> LossCurves:
     """Losses with z, with z shuffled, and of the frozen model, on the same images, time-steps and noise."""
-    schedule = decoder.backbone.schedule
     found: list[tuple[Tensor, ...]] = []
     device = next(decoder.parameters()).device
     for pixels, t, noise in fixed_batches(dataset, partition.timesteps, device, images):
-        w_t, lam_t = gather(w_eps(schedule), t, pixels), gather(lambda_eps(schedule), t, pixels)
-        x_t = q_sample(pixels, noise, gather(schedule.alpha_bar, t, pixels))
         z = encoder(pixels)
-        frozen_model = decoder.frozen(x_t, t)
-        predictions = (
-            Prediction(frozen_model.eps),
-            decoder.respond(frozen_model, t, partition.mask(z, t)),
-            decoder.respond(frozen_model, t, partition.mask(z.roll(1, 0), t)),
-        )
-        losses = [weighted_loss(noise, prediction, w_t, lam_t) for prediction in predictions]
-        found.append((*losses, t / partition.timesteps))
+        codes = [partition.mask(code, t) for code in (z, z.roll(1, 0))]
+        found.append((*losses_with(decoder, pixels, t, noise, codes), t / partition.timesteps))
     frozen, with_z, shuffled, share = (torch.cat(column).double().cpu() for column in zip(*found, strict=True))
     return LossCurves(frozen, with_z, shuffled, share)
 

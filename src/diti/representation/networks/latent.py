@@ -5,6 +5,7 @@ It lies in the sub-folder `latent/` of a model folder. Letters: N codes, D lengt
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,8 @@ from diti.config import from_mapping
 from diti.core.errors import InputError
 from diti.core.rng import torch_generator
 from diti.core.runs import sha256_file
-from diti.diffusion.files import MOST_TIMESTEPS, load_strictly, named
+from diti.data.sources import data_of_run
+from diti.diffusion.files import MOST_TIMESTEPS, load_strictly, may_keep, named
 from diti.diffusion.sampler import dpm_solver_2m, timesteps
 from diti.diffusion.schedule import Schedule, eps_from_v, gather
 from diti.representation.networks.weights import WEIGHTS, drawn_from, read_network, write_network
@@ -137,11 +139,23 @@ def encoder_file_hash(model_folder: Path) -> str:
     return sha256_file(model_folder / "encoder" / WEIGHTS)
 
 
+def how_to_make(folder: Path) -> str:
+    """The command that makes the latent of a model folder, or in words what is needed for it."""
+    if not may_keep(folder):
+        return (
+            f"diti train-latent on a copy of {folder}, which is read-only or ships with diti, with --data and the "
+            "images it was made from"
+        )
+    if (data := data_of_run(folder)) is None:
+        return f"diti train-latent {folder} --data, naming there the images it was made from"
+    return shlex.join(["diti", "train-latent", str(folder), "--data", data])
+
+
 def load_latent(model_folder: str | Path) -> Latent:
     """The latent in a model folder, strictly every setting and weight, and only if it is for this encoder."""
     model_folder = Path(model_folder)
     folder = model_folder / FOLDER
-    remedy = f"make one with diti train-latent {model_folder} --data DATA"
+    remedy = f"make one with {how_to_make(model_folder)}"
     if not (folder / "config.json").is_file():
         raise InputError(f"{model_folder} has no finished {FOLDER}/, from which new codes are drawn; {remedy}")
     settings, state = read_network(folder)

@@ -9,7 +9,7 @@ Letters: B images, D length of z, E width of the time embedding, C channels of a
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +23,16 @@ from diti.core.errors import InputError
 from diti.core.rng import stream_seed
 from diti.diffusion.backbone import Backbone, assemble_unet
 from diti.diffusion.files import load_strictly, named
-from diti.diffusion.schedule import eps_from_output, gather, reconstruction_loss_eps, snr, x0_from_output
+from diti.diffusion.schedule import (
+    eps_from_output,
+    gather,
+    lambda_eps,
+    q_sample,
+    reconstruction_loss_eps,
+    snr,
+    w_eps,
+    x0_from_output,
+)
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.modulated import (
     STARTS,
@@ -179,6 +188,18 @@ class ShiftDecoder(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write the decoder's own parts: config.json and weights, without the backbone."""
         write_network(folder, self.description, self.decoder_state())
+
+
+def losses_with(
+    decoder: ShiftDecoder, pixels: Tensor, t: Tensor, noise: Tensor, codes: Iterable[Tensor]
+) -> Iterator[Tensor]:
+    """(B,) each: eq. 6 of the frozen model alone, then with each of the codes (B, D), which are masked already."""
+    schedule = decoder.backbone.schedule
+    w_t, lam_t = gather(w_eps(schedule), t, pixels), gather(lambda_eps(schedule), t, pixels)
+    frozen = decoder.frozen(q_sample(pixels, noise, gather(schedule.alpha_bar, t, pixels)), t)
+    yield weighted_loss(noise, Prediction(frozen.eps), w_t, lam_t)
+    for code in codes:
+        yield weighted_loss(noise, decoder.respond(frozen, t, code), w_t, lam_t)
 
 
 def load_decoder(folder: str | Path, backbone: Backbone) -> ShiftDecoder:
