@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from diti.config import DEFAULT_PRESET, SolveConfig, TrainConfig, resolve, train_preset
+from diti.config import DEFAULT_PRESET, SolutionConfig, SolveConfig, TrainConfig, resolve, train_preset
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture
 from diti.data import toyfaces
@@ -40,6 +40,7 @@ class Length:
 
     faces: int  # toy faces to draw
     images: int | None = None  # that the closed form passes over; None: as many as its rule asks for
+    pixel_axes: int = SolutionConfig().pixel_axes
     trained: int = 0  # images that each training on from the solution sees; 0: none
     seeds: tuple[int, ...] = (0,)
     effort: Effort = field(default_factory=Effort)
@@ -49,8 +50,9 @@ class Length:
 LENGTHS = {
     "quick": Length(
         faces=4_000,
-        images=1_536,
-        effort=Effort(faces=4, pairs=4, changes=2, classifier_images=9_600, reconstructed=16),
+        images=1_024,
+        pixel_axes=256,
+        effort=Effort(faces=4, pairs=2, changes=1, classifier_images=6_400, reconstructed=8),
         remark="A quick look: solved from few images and scored on few, so the numbers are rough.",
     ),
     "normal": Length(
@@ -113,7 +115,7 @@ def solve_methods(out: Path, data: Path, length: Length) -> list[Path]:
     from diti.representation.solve.run import solve_models
 
     runs = {
-        seed: {out / f"{method}-solved-s{seed}": settings(method, seed, data, length.images) for method in METHODS}
+        seed: {out / f"{method}-solved-s{seed}": settings(method, seed, data, length) for method in METHODS}
         for seed in length.seeds
     }
     for seed in length.seeds:
@@ -121,9 +123,12 @@ def solve_methods(out: Path, data: Path, length: Length) -> list[Path]:
     return [list(runs[seed])[place] for place in range(len(METHODS)) for seed in length.seeds]
 
 
-def settings(method: Solvable, seed: int, data: Path, images: int | None) -> SolveConfig:
-    """`diti solve --method METHOD` on the shipped backbone, with the usual settings."""
-    return SolveConfig(method=method, data=str(data), backbone=DEFAULT_PRESET, images=images, seed=seed)
+def settings(method: Solvable, seed: int, data: Path, length: Length) -> SolveConfig:
+    """`diti solve --method METHOD` on the shipped backbone; in the usual length with the usual settings."""
+    return SolveConfig(
+        method=method, data=str(data), backbone=DEFAULT_PRESET, images=length.images, seed=seed,
+        solution=SolutionConfig(pixel_axes=length.pixel_axes),
+    )  # fmt: skip
 
 
 def plan_training(data: Path, length: Length) -> Plan | None:
