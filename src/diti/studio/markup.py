@@ -126,6 +126,16 @@ def strip_ranges(partition: Partition) -> str:
     )
 
 
+def choices(options: Sequence[tuple[str, int]], chosen: int | None) -> str:
+    """Buttons of which one is pressed."""
+    buttons = "".join(
+        f'<button type="button" data-row="{number}" aria-pressed="{str(number == chosen).lower()}">'
+        f"{html.escape(words)}</button>"
+        for words, number in options
+    )
+    return f'<div class="choices" role="group">{buttons}</div>'
+
+
 def bars(shares: Sequence[tuple[str, np.ndarray]], partition: Partition) -> str:
     """Where directions live: for each a bar per subset, as high as its share of the squared length."""
     last = max(1, partition.subsets - 1)
@@ -162,7 +172,8 @@ def matrix_table(matrix: SubsetMatrix) -> str:
             words = f"part {subset + 1} alone tells {matrix.names[place]}: {known}"
             cells.append(
                 f'<td><button type="button" data-cell="{subset},{place}" style="--strong:{above:.2f}" '
-                f'title="{html.escape(words)}" aria-label="{html.escape(words)}">{100 * score:.0f}</button></td>'
+                f'title="{html.escape(words)}" aria-label="{html.escape(words)}">{100 * max(score, 0):.0f}'
+                "</button></td>"
             )
         rows.append(
             f'<tr><th scope="row"><i style="background:{colour(subset / last)}"></i>{subset + 1}</th>'
@@ -198,9 +209,11 @@ def loss_chart(curves: LossCurves) -> str:
         )
         drawn.append(f'<polyline class="{kind}" points="{points}"/>')
         legend.append(f'<span class="{kind}">{words}</span>')
+    other = curves.removed_shuffled()
+    worse = f"removes {other:.0%}" if other > 0 else "makes it worse"
     told = (
         f"The code removes {curves.removed():.0%} of what the frozen model gets wrong; the code of another "
-        f"picture {curves.removed_shuffled():.0%}."
+        f"picture {worse}."
     )
     return (
         f'<figure class="chart"><div class="legend">{"".join(legend)}</div>'

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from diti.studio import world as worlds
-from diti.studio.parts import Desk
+from diti.studio.parts import Desk, html
 from diti.studio.session import Visitor
 from diti.studio.tabs.axes import Axes
 from diti.studio.tabs.interpolate import Interpolate
@@ -32,9 +32,13 @@ document.addEventListener('keyup', event => {
 
 def theme() -> Any:
     """Quiet, with the fonts of the visitor's own machine."""
-    return gr.themes.Base(
-        primary_hue="indigo", neutral_hue="slate", radius_size="md", font=list(FONTS),
+    base = gr.themes.Base(
+        primary_hue="indigo", neutral_hue="slate", radius_size="md", spacing_size="sm", font=list(FONTS),
         font_mono=["ui-monospace", "monospace"],
+    )  # fmt: skip
+    return base.set(  # quiet words must be readable too
+        body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
+        block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300",
     )  # fmt: skip
 
 
@@ -46,14 +50,14 @@ def build_page(world: World) -> Any:
     """gradio's Blocks, ready to be launched."""
     with gr.Blocks(title="diti studio", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         desk = Desk(world, gr.State(Visitor()))
-        gr.HTML(heading(world), elem_classes="heading")
+        html(heading(world), elem_classes="heading")
         with gr.Tabs():
             with gr.Tab("Interpolate", id="interpolate"):
                 first = Interpolate(desk)
             for name, kind in OTHERS.items():
                 with gr.Tab(name, id=name.lower()) as tab:
                     shown = kind(desk)
-                desk.on(tab.select, shown.opened, [], shown.outputs)
+                desk.on(tab.select, shown.opened, shown.inputs, shown.outputs)
         desk.on(page.load, first.opened, [], first.outputs)
     return page
 
@@ -66,7 +70,7 @@ def heading(world: World) -> str:
         f"{model.method} · {model.size} px · {model.dims} numbers in {world.partition.subsets} parts · {images}"
     )
     return (
-        "<header><h1>diti studio</h1><p>A diffusion model forgets a picture bit by bit as noise grows: small "
-        "things first, light and colour last. In this order its code is cut in parts, and here you can turn "
-        f"each of them.</p><p class='facts'>{facts}</p></header>{missing}"
+        f"<header><h1>diti studio</h1><p class='facts'>{facts}</p><p class='about'>A diffusion model forgets a "
+        "picture bit by bit as noise grows: small things first, light and colour last. In this order its code is "
+        f"cut in parts, and here you can turn each of them.</p></header>{missing}"
     )

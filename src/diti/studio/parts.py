@@ -81,16 +81,19 @@ def told(work: Work) -> Work:
     return run
 
 
+html = functools.partial(gr.HTML, apply_default_css=False)
+
+
 def lead(words: str) -> None:
     """What a tab is for."""
-    gr.HTML(f"<p class='lead'>{words}</p>")
+    html(f"<p class='lead'>{words}</p>")
 
 
 def titled(words: str) -> Any:
     """A row of pictures with a title."""
     with gr.Column(min_width=280):
-        gr.HTML(f"<h3>{words}</h3>")
-        return gr.HTML(markup.thumbnails([]))
+        html(f"<h3>{words}</h3>")
+        return html(markup.thumbnails([]))
 
 
 # ---- Choosing a picture -------------------------------------------------------------------------------------
@@ -112,11 +115,11 @@ class Picker:
 def picker(desk: Desk, slot: str, label: str, about: str) -> Picker:
     """Draw a picker. `then_redraw` connects it."""
     world = desk.world
-    gr.HTML(f"<h3>{label}</h3><p class='hint'>{about}</p>")
-    shown = gr.HTML(markup.chosen(None, label), elem_classes="chosen-box", elem_id=f"chosen-{slot}")
+    html(f"<h3>{label}</h3><p class='hint'>{about}</p>")
+    shown = html(markup.chosen(None, label), elem_classes="chosen-box", elem_id=f"chosen-{slot}")
     with gr.Row(elem_classes="buttons"):
         randomly = gr.Button("Surprise me", size="sm", min_width=90, visible=world.dataset is not None)
-        upload = gr.HTML(
+        upload = html(
             "",
             html_template='<label class="upload"><input type="file" accept="image/*">Upload yours</label>',
             js_on_load=UPLOAD,
@@ -152,7 +155,7 @@ def gallery(world: World) -> Any:
 
 def clickable(value: str = "", kind: str = "") -> Any:
     """HTML whose buttons tell their row or cell."""
-    return gr.HTML(value, js_on_load=CLICK, elem_classes=["clickable", kind])
+    return html(value, js_on_load=CLICK, elem_classes=["clickable", kind])
 
 
 def then_redraw(desk: Desk, chosen: Picker, work: Work, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -175,7 +178,7 @@ def strip(world: World, label: str, about: str, *, single: bool = False, value: 
     """The subsets from fine to coarse, of which a range, or one, can be picked; its value is I:J."""
     part = world.partition
     ranges = "" if single else f'<div class="ranges" role="group">{markup.strip_ranges(part)}</div>'
-    return gr.HTML(
+    return html(
         value or f"0:{1 if single else part.subsets}",
         html_template=f"<h3>{label}</h3><p class='hint'>{about}</p>{ranges}"
         f'<div class="strip" role="listbox" aria-label="{label}" {"data-single" if single else ""} '
@@ -205,9 +208,9 @@ def result() -> Result:
     """Where a result is shown."""
     slider = gr.ImageSlider(
         label="Before | after: drag the line", format="png", type="numpy", interactive=False,
-        buttons=["download", "fullscreen"], elem_classes="before-after", max_height=330,
+        buttons=["download", "fullscreen"], elem_classes="before-after", max_height=300,
     )  # fmt: skip
-    return Result(slider, gr.HTML(markup.note("Choose a picture to begin."), elem_classes="status"))
+    return Result(slider, html(markup.note("Choose a picture to begin."), elem_classes="status"))
 
 
 def drawn(

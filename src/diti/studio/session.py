@@ -38,6 +38,8 @@ class Visitor:
     examples: dict[str, list[np.ndarray]] = field(default_factory=lambda: {side: [] for side in SIDES})
     own: Direction | None = None  # from the examples
     names: dict[int, AxisName] = field(default_factory=dict)  # of axes, where the model folder keeps none
+    part: int = 0  # whose axes are looked at
+    axis: int | None = None  # that is turned
     stopping: bool = False
     kept: OrderedDict[str, Inverted] = field(default_factory=OrderedDict)
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.core.rng import numpy_generator
-from diti.data.attributes import SPLITS
 from diti.data.prepared import Dataset
 from diti.data.readers.toyfaces_source import is_toyfaces
 from diti.data.sources import open_data
@@ -46,7 +45,7 @@ from diti.representation.partition import Partition
 from diti.studio.session import FULL_STEPS, PREVIEW_STEPS
 
 SHIPPED = "toyfaces32-diti"
-FACES = "toyfaces:500"  # drawn where a model of toy faces is opened without data
+FACES = "toyfaces:800"  # drawn where a model of toy faces is opened without data
 SHOWN = 24  # images offered for a click
 MEASURED_IMAGES = 64  # for losses: to be looked at, not to be published
 NO_DATA = (
@@ -156,14 +155,24 @@ class World:
     def matrix(self) -> SubsetMatrix:
         """How well each subset alone tells each attribute."""
         dataset = self.data()
-        names, splits = dataset.attributes, Splits(*(dataset.rows(split) for split in SPLITS))
-        if not names or not len(splits.train) or not len(splits.valid):
+        names, train, held = dataset.attributes, dataset.rows("train"), self.held_apart()
+        if not names or not len(train) or not len(held):
             raise InputError("The data has no labels, so nobody can say which part tells what. The rest works.")
         binary = [dataset.is_binary(name) for name in names]
         with self.lock:
             return subset_matrix(
-                self.codes, dataset.labels(names), names, binary, splits, self.partition.ends, split="valid"
+                self.codes,
+                dataset.labels(names),
+                names,
+                binary,
+                Splits(train, held, held),
+                self.partition.ends,
+                split="valid",
             )
+
+    def held_apart(self) -> np.ndarray:
+        """Rows that nothing is learned from: there is nothing to choose, so those for choosing count too."""
+        return np.concatenate([self.data().rows(split) for split in ("valid", "test")])
 
     def ends_of(self, subset: int, attribute: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the images in which a subset alone sees least and most of an attribute."""
@@ -192,7 +201,7 @@ class World:
         with self.lock:
             if subset not in self.strengths:
                 groups = [[int(dim)] for dim in dims]
-                self.strengths[subset] = removed_by(self.model, self.dataset, groups, images=16)
+                self.strengths[subset] = removed_by(self.model, self.dataset, groups, images=MEASURED_IMAGES)
         return dims[np.argsort(-self.strengths[subset], kind="stable")].tolist()
 
     def names(self, own: dict[int, AxisName]) -> list[str]:

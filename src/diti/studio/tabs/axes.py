@@ -15,7 +15,20 @@ from diti.edit.invert import Inverted
 from diti.edit.manipulate import push
 from diti.explore.axes import extremes
 from diti.studio import markup
-from diti.studio.parts import Desk, drawn, lead, picker, real, result, strip, then_redraw, titled, whole
+from diti.studio.parts import (
+    Desk,
+    clickable,
+    drawn,
+    html,
+    lead,
+    picker,
+    real,
+    result,
+    strip,
+    then_redraw,
+    titled,
+    whole,
+)
 from diti.studio.session import Visitor
 from diti.studio.tabs.examples import FARTHEST, Examples
 
@@ -34,7 +47,7 @@ class Axes:
         )
         self.part = strip(self.world, "Which part?", "From fine to coarse; the arrow keys work too.", single=True)
         with gr.Row(equal_height=False, elem_classes="bench"):
-            with gr.Column(scale=2, min_width=240):
+            with gr.Column(scale=2, min_width=220):
                 self.subject = picker(desk, "image", "Your picture", "the same one on the other tabs")
             with gr.Column(scale=3, min_width=300):
                 self.shown = result()
@@ -43,15 +56,13 @@ class Axes:
         with gr.Row(elem_classes="ends"):
             self.low, self.high = titled("Lowest on this axis"), titled("Highest on this axis")
         self.own = Examples(desk)
-        self.outputs = [self.subject.shown]
+        self.inputs = [self.place, self.own.strength]
+        self.outputs = [self.subject.shown, self.axes, *self.shown.parts, self.low, self.high]
         self._connect()
 
     def _controls(self) -> None:
-        dims = list(self.world.partition.dims_of(0))
-        self.axis = gr.Dropdown(
-            self._choices(Visitor(), dims), value=dims[0] if dims else None, label="Which axis?", elem_id="axis",
-            info="One number of the code; those that matter most stand first.", interactive=True,
-        )  # fmt: skip
+        html("<h3>Which axis?</h3><p class='hint'>One number each; those that matter most first.</p>")
+        self.axes = clickable("", "axes-box")
         self.place = gr.Slider(
             -REACH, REACH, 0, step=0.25, label="Turn it", elem_id="turn",
             info="0: as in your picture. 1: the usual difference between two pictures.",
@@ -64,24 +75,25 @@ class Axes:
             self.keep = gr.Button("Keep the name", size="sm", elem_id="keep")
 
     def _connect(self) -> None:
-        on, inputs = self.desk.on, [self.axis, self.place, self.own.strength]
-        outputs = [*self.shown.parts, self.low, self.high]
+        on, inputs, outputs = self.desk.on, self.inputs, self.outputs[2:]
         then_redraw(self.desk, self.subject, self.draw, inputs, outputs)
-        listed = on(self.part.release, self.list_axes, [self.part], [self.axis, self.place])
-        on(listed.success, self.look, inputs, outputs)
-        on(self.axis.input, self.look, inputs, outputs)
+        for trigger, choose, given in (
+            (self.part.release, self.choose_part, [self.part]),
+            (self.axes.select, self.choose_axis, []),
+        ):
+            chosen = on(trigger, choose, given, [self.axes, self.place])
+            on(chosen.success, self.look, inputs, outputs)
         for slider in (self.place, self.own.strength):
             on(slider.release, self.draw, inputs, outputs)
-        naming = [self.part, self.axis, self.name, self.other]
-        on(self.keep.click, self.give_name, naming, [self.axis, self.name, self.other])
+        on(self.keep.click, self.give_name, [self.name, self.other], [self.axes, self.name, self.other])
         on(self.own.made.success, self.draw, inputs, outputs)
 
-    def draw(self, visitor: Visitor, axis: Any, moved: float, own_moved: float) -> Iterator[Any]:
+    def draw(self, visitor: Visitor, moved: float, own_moved: float) -> Iterator[Any]:
         """The visitor's picture with one axis turned, and moved along the slider of one's own."""
-        number, std = whole(axis, 0, self.world.model.dims - 1), self.world.statistics()[1]
+        axis, std = self._axis(visitor), self.world.statistics()[1]
 
         def edit(start: Inverted) -> tuple[Tensor, Tensor]:
-            code = push_axes(start.z[0], std, [{number: 1.0}], [real(moved, -REACH, REACH)])[0]
+            code = push_axes(start.z[0], std, [{axis: 1.0}], [real(moved, -REACH, REACH)])[0]
             if visitor.own is not None:
                 code = push(code, visitor.own, FARTHEST * real(own_moved, -1, 1))
             return code, start.x_T
@@ -89,40 +101,53 @@ class Axes:
         for value, line in drawn(self.world, visitor, ("image",), edit):
             yield value, line, gr.skip(), gr.skip()
 
-    def look(self, visitor: Visitor, axis: Any, moved: float, own_moved: float) -> Iterator[Any]:
+    def look(self, visitor: Visitor, moved: float, own_moved: float) -> Iterator[Any]:
         """The images at the two ends of an axis, then the same."""
         if self.world.dataset is not None:
             yield gr.skip(), markup.note("Reading the pictures once …", busy=True), gr.skip(), gr.skip()
-            values = self.world.codes[:, whole(axis, 0, self.world.model.dims - 1)]
-            ends = extremes(values, self.world.dataset, AT_THE_ENDS)
+            ends = extremes(self.world.codes[:, self._axis(visitor)], self.world.dataset, AT_THE_ENDS)
             yield gr.skip(), gr.skip(), *(self._faces(rows) for rows in ends)
-        yield from self.draw(visitor, axis, moved, own_moved)
+        yield from self.draw(visitor, moved, own_moved)
 
-    def list_axes(self, visitor: Visitor, span: str) -> Iterator[Any]:
-        """The axes of a part, those that matter most first."""
-        found = self.world.axes(self._subset(span))
-        if not found:
+    def choose_part(self, visitor: Visitor, span: str) -> Iterator[Any]:
+        """The axes of a part; the one that matters most is chosen."""
+        part = whole(str(span).partition(":")[0], 0, self.world.partition.subsets - 1)
+        if not (found := self.world.axes(part)):
             raise InputError("This part of the code is empty.")
-        yield gr.Dropdown(self._choices(visitor, found), value=found[0]), gr.Slider(value=0)
+        visitor.part, visitor.axis = part, found[0]
+        yield self._listed(visitor), gr.Slider(value=0)
 
-    def give_name(self, visitor: Visitor, span: str, axis: Any, grows: str, end: str) -> Iterator[Any]:
+    def choose_axis(self, visitor: Visitor, event: gr.EventData) -> Iterator[Any]:
+        """One of them."""
+        axis = event._data.get("row")
+        if axis not in self.world.axes(visitor.part):
+            raise InputError("There is no such axis in this part.")
+        visitor.axis = axis
+        yield self._listed(visitor), gr.Slider(value=0)
+
+    def give_name(self, visitor: Visitor, grows: str, end: str) -> Iterator[Any]:
         """Keep a name, in the model folder where it may be changed."""
-        number = whole(axis, 0, self.world.model.dims - 1)
-        kept = self.world.name(visitor.names, number, str(grows or "").strip(), str(end or "").strip())
+        words = (str(word or "").strip() for word in (grows, end))
+        kept = self.world.name(visitor.names, self._axis(visitor), *words)
         gr.Info("The name is kept with the model." if kept else "The name is kept while this page is open.")
-        axes = self.world.axes(self._subset(span))
-        yield gr.Dropdown(self._choices(visitor, axes), value=number), "", ""
+        yield self._listed(visitor), "", ""
 
-    def opened(self, visitor: Visitor) -> Iterator[Any]:
-        """The picture that was chosen on another tab."""
-        yield self.subject.picture(visitor)
+    def opened(self, visitor: Visitor, *inputs: Any) -> Iterator[Any]:
+        """The picture, which may have been chosen on another tab."""
+        yield self.subject.picture(visitor), *[gr.skip()] * 5
+        yield gr.skip(), self._listed(visitor), *[gr.skip()] * 4
+        if "image" in visitor.images:
+            for value in self.look(visitor, *inputs):
+                yield gr.skip(), gr.skip(), *value
 
-    def _subset(self, span: Any) -> int:
-        return whole(str(span).partition(":")[0], 0, self.world.partition.subsets - 1)
+    def _axis(self, visitor: Visitor) -> int:
+        if visitor.axis is None:
+            visitor.axis = next(iter(self.world.axes(visitor.part)), 0)
+        return visitor.axis
 
-    def _choices(self, visitor: Visitor, axes: list[int]) -> list[tuple[str, int]]:
-        names = self.world.names(visitor.names)
-        return [(names[axis], axis) for axis in axes]
+    def _listed(self, visitor: Visitor) -> str:
+        names, axis = self.world.names(visitor.names), self._axis(visitor)
+        return markup.choices([(names[other], other) for other in self.world.axes(visitor.part)], axis)
 
     def _faces(self, rows: np.ndarray) -> str:
         return markup.thumbnails([self.world.pixels(int(row)) for row in rows])

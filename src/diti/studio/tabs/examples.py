@@ -11,7 +11,7 @@ import torch
 from diti.core.errors import InputError
 from diti.edit.examples import codes_of, example_direction
 from diti.studio import markup
-from diti.studio.parts import Desk, gallery, titled
+from diti.studio.parts import Desk, gallery, html, titled
 from diti.studio.session import SIDES, Visitor
 
 FARTHEST = 0.6  # the paper's scale s at the end of the slider
@@ -23,7 +23,7 @@ class Examples:
     def __init__(self, desk: Desk) -> None:
         self.world = desk.world
         with gr.Accordion("Make a slider of your own from examples", open=False):
-            gr.HTML(
+            html(
                 "<p class='hint'>Click pictures that <b>have</b> what you mean, then some that <b>lack</b> it. "
                 "Five of each are a good start.</p>"
             )

@@ -10,14 +10,27 @@ from typing import Any
 import gradio as gr
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from diti.core.images import to_float
+from diti.core.images import to_float, to_uint8
 from diti.edit.interpolate import Interpolation, Variant, mix_variants
 from diti.edit.invert import Inverted
-from diti.edit.pictures import interpolation_frames, interpolation_grid, save_animation
+from diti.edit.pictures import interpolation_grid, save_animation
 from diti.studio import markup
-from diti.studio.parts import Desk, as_picture, drawn, lead, picker, real, result, span_of, strip, then_redraw
+from diti.studio.parts import (
+    Desk,
+    as_picture,
+    drawn,
+    html,
+    lead,
+    picker,
+    real,
+    result,
+    span_of,
+    strip,
+    then_redraw,
+)
 from diti.studio.session import FULL_STEPS, Visitor, Watch
 
 FRAMES = 13  # of the animation
@@ -39,7 +52,7 @@ class Interpolate:
             self.world, "Which part moves?", "Click one part, drag over several, or use the buttons."
         )
         with gr.Row(equal_height=False, elem_classes="bench"):
-            with gr.Column(scale=2, min_width=240):
+            with gr.Column(scale=2, min_width=220):
                 self.first = picker(desk, "a", "From", "the face that is changed")
             with gr.Column(scale=3, min_width=300):
                 self.shown = result()
@@ -47,13 +60,13 @@ class Interpolate:
                     NEAREST, BEYOND, 1.0, step=0.05, label="How far", elem_id="scale",
                     info="0: the first face. 1: this part is all the second face's. Beyond 1: more than that.",
                 )  # fmt: skip
-                self.ends = gr.HTML("", elem_classes="recons")
-            with gr.Column(scale=2, min_width=240):
+                self.ends = html("", elem_classes="recons")
+            with gr.Column(scale=2, min_width=220):
                 self.second = picker(desk, "b", "Towards", "the face that lends its part")
         with gr.Row(elem_classes="buttons"):
             self.play = gr.Button("▶ Play the way there", variant="primary", elem_id="play", scale=3)
             self.stop = gr.Button("Stop", elem_id="stop", scale=1)
-        self.film = gr.HTML("", elem_classes="film")
+        self.film = html("", elem_classes="film")
         self.outputs = [self.first.shown, self.second.shown, *self.shown.parts, self.ends]
         self._connect()
 
@@ -124,7 +137,8 @@ def _stop(visitor: Visitor) -> str:
 def _film(found: Interpolation) -> str:
     """The animation, and links to keep it as GIF or PNG; they hold the files themselves."""
     with tempfile.TemporaryDirectory(prefix="diti-film-") as folder:
-        gif = save_animation(interpolation_frames(found), Path(folder) / "way.gif").read_bytes()
+        frames = [Image.fromarray(markup.enlarged(pixels, 256)) for pixels in to_uint8(found.images)]
+        gif = save_animation(frames, Path(folder) / "way.gif").read_bytes()
     moving, sheet = markup.data_url(gif, "image/gif"), markup.picture_url(interpolation_grid(found))
     return (
         f'<figure><img src="{moving}" alt="the way from the first face to the second, animated"></figure>'

@@ -13,7 +13,7 @@ from diti.edit.directions import checked_dims
 from diti.edit.invert import Inverted
 from diti.edit.manipulate import push
 from diti.studio import markup
-from diti.studio.parts import Desk, drawn, lead, picker, real, result, subset_shares, then_redraw, whole
+from diti.studio.parts import Desk, drawn, html, lead, picker, real, result, subset_shares, then_redraw, whole
 from diti.studio.session import Visitor
 
 AT_ONCE = 4  # attributes
@@ -30,19 +30,20 @@ class Manipulate:
             "were found afterwards, from labelled pictures."
         )
         if not self.names:
-            gr.HTML(
+            html(
                 "<p class='missing' role='note'>This model keeps no directions, and its data has no labels. Start "
                 "the studio with labelled --data, or make a slider from examples under Axes.</p>"
             )
         with gr.Row(equal_height=False, elem_classes="bench"):
-            with gr.Column(scale=2, min_width=240):
+            with gr.Column(scale=2, min_width=220):
                 self.subject = picker(desk, "image", "Your picture", "the same one on the other tabs")
             with gr.Column(scale=3, min_width=300):
                 self.shown = result()
-                self.where = gr.HTML("", elem_classes="where")
+                self.where = html("", elem_classes="where")
             with gr.Column(scale=2, min_width=260):
                 self._controls()
-        self.outputs = [self.subject.shown]
+        self.inputs = [self.wanted, self.dims, *self.sliders]
+        self.outputs = [self.subject.shown, *self.shown.parts, self.where]
         self._connect()
 
     def _controls(self) -> None:
@@ -62,8 +63,7 @@ class Manipulate:
         )  # fmt: skip
 
     def _connect(self) -> None:
-        on, inputs = self.desk.on, [self.wanted, self.dims, *self.sliders]
-        outputs = [*self.shown.parts, self.where]
+        on, inputs, outputs = self.desk.on, self.inputs, self.outputs[1:]
         then_redraw(self.desk, self.subject, self.draw, inputs, outputs)
         changed = on(self.wanted.input, self.relabel, [self.wanted], self.sliders, heavy=False)
         on(changed.success, self.draw, inputs, outputs)
@@ -97,9 +97,12 @@ class Manipulate:
         for value, line in drawn(self.world, visitor, ("image",), edit):
             yield value, line, gr.skip()
 
-    def opened(self, visitor: Visitor) -> Iterator[Any]:
-        """The picture that was chosen on another tab."""
-        yield self.subject.picture(visitor)
+    def opened(self, visitor: Visitor, *inputs: Any) -> Iterator[Any]:
+        """The picture, which may have been chosen on another tab."""
+        yield self.subject.picture(visitor), *[gr.skip()] * 3
+        if "image" in visitor.images and self.names:
+            for value in self.draw(visitor, *inputs):
+                yield gr.skip(), *value
 
     def _known(self, chosen: Any) -> list[str]:
         """What a page sent as far as it exists."""

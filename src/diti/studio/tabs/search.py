@@ -11,7 +11,7 @@ import numpy as np
 from diti.edit.interpolate import chosen_dims
 from diti.explore.search import nearest
 from diti.studio import markup
-from diti.studio.parts import Desk, clickable, lead, picker, span_of, strip, then_redraw, whole
+from diti.studio.parts import Desk, clickable, html, lead, picker, span_of, strip, then_redraw, whole
 from diti.studio.session import Visitor
 
 FOUND, MOST = 16, 60
@@ -28,18 +28,18 @@ class Search:
         )
         span = strip(self.world, "Alike in what?", "Click one part, drag over several, or use the buttons.")
         with gr.Row(equal_height=False, elem_classes="bench"):
-            with gr.Column(scale=2, min_width=240):
+            with gr.Column(scale=2, min_width=220):
                 self.subject = picker(desk, "image", "Your picture", "the same one on the other tabs")
             with gr.Column(scale=5, min_width=300):
                 count = gr.Slider(4, MOST, FOUND, step=4, label="How many", elem_id="count")
-                line = gr.HTML(markup.note("Choose a picture to begin."), elem_classes="status")
+                line = html(markup.note("Choose a picture to begin."), elem_classes="status")
                 found = clickable("", "found")
         inputs, outputs = [span, count], [line, found]
         self.subject.choices.append((found.select, self.go_on))
         then_redraw(desk, self.subject, self.draw, inputs, outputs)
         desk.on(span.release, self.draw, inputs, outputs)
         desk.on(count.release, self.draw, inputs, outputs)
-        self.outputs = [self.subject.shown, *outputs]
+        self.inputs, self.outputs = inputs, [self.subject.shown, *outputs]
 
     def draw(self, visitor: Visitor, words: str, number: float) -> Iterator[Any]:
         """The nearest pictures; the whole set is read once."""
@@ -60,9 +60,9 @@ class Search:
         visitor.images["image"] = self.world.pixels(event._data.get("row"))
         yield self.subject.picture(visitor)
 
-    def opened(self, visitor: Visitor) -> Iterator[Any]:
-        """The picture that was chosen on another tab, and what is like it."""
+    def opened(self, visitor: Visitor, *inputs: Any) -> Iterator[Any]:
+        """The picture, which may have been chosen on another tab, and what is like it."""
         yield self.subject.picture(visitor), gr.skip(), gr.skip()
         if "image" in visitor.images and self.world.dataset is not None:
-            for value in self.draw(visitor, "all", FOUND):
+            for value in self.draw(visitor, *inputs):
                 yield gr.skip(), *value

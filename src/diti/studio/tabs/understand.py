@@ -15,10 +15,11 @@ from diti.diffusion.schedule import gather, q_sample, w_eps, x0_from_eps
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.model import inference
 from diti.studio import markup
-from diti.studio.parts import Desk, as_picture, clickable, lead, picker, then_redraw, whole
+from diti.studio.parts import Desk, as_picture, clickable, html, lead, picker, then_redraw, whole
 from diti.studio.session import Visitor
 
 AT_THE_ENDS = 8
+SMALL: dict[str, Any] = {"variant": "primary", "size": "sm", "scale": 0, "min_width": 180}
 
 
 class Understand:
@@ -27,41 +28,56 @@ class Understand:
     def __init__(self, desk: Desk) -> None:
         self.desk, self.world = desk, desk.world
         self.last = self.world.model.partition.timesteps - 1
-        self.first = self.last * 4 // 10  # where the slider stands at first
         lead(
             "Add noise, and ask the diffusion model for the picture below it: it gives back what it can still "
             "see and guesses the rest. The code is made of what is lost."
         )
         with gr.Row(equal_height=False, elem_classes="bench"):
-            with gr.Column(scale=2, min_width=240):
+            with gr.Column(scale=2, min_width=220):
                 self.subject = picker(desk, "image", "Your picture", "the same one on the other tabs")
             with gr.Column(scale=5, min_width=300):
                 self.time = gr.Slider(
-                    0, self.last, self.first, step=1, label="How much noise", elem_id="time",
+                    0, self.last, self.last * 4 // 10, step=1, label="How much noise", elem_id="time",
                     info=f"The time-step of the diffusion, from 0 (none) to {self.last} (nothing but noise).",
                 )  # fmt: skip
-                self.seen = gr.HTML("", elem_classes="seen")
+                self.seen = html("", elem_classes="seen")
         self._measurements()
-        self.outputs = [self.subject.shown, self.seen]
+        self.inputs, self.outputs = [self.time], [self.subject.shown, self.seen]
         self._connect()
 
     def _measurements(self) -> None:
         can = self.world.dataset is not None
-        gr.HTML(
+        html(
             "<h3>Which part tells what?</h3><p class='hint'>How well one part alone tells each label, from 0 "
             "to 100. Click a number to see the pictures in which this part sees least and most of it.</p>"
         )
         with gr.Row(elem_classes="buttons"):
-            self.measure = gr.Button("Measure the parts", variant="primary", elem_id="measure", visible=can)
-        self.line, self.table = gr.HTML(""), clickable("", "matrix-box")
-        self.ends = gr.HTML("", elem_classes="cell-ends")
-        gr.HTML(
+            self.measure = gr.Button(
+                "Measure the parts",
+                variant="primary",
+                elem_id="measure",
+                visible=can,
+                size="sm",
+                scale=0,
+                min_width=180,
+            )
+        self.line, self.table = html(""), clickable("", "matrix-box")
+        self.ends = html("", elem_classes="cell-ends")
+        html(
             "<h3>Where does the code help?</h3><p class='hint'>The error by the amount of noise; a gap between "
             "the lines is what the code knows.</p>"
         )
         with gr.Row(elem_classes="buttons"):
-            self.losses = gr.Button("Measure the error", variant="primary", elem_id="losses", visible=can)
-        self.chart = gr.HTML("", elem_classes="chart-box")
+            self.losses = gr.Button(
+                "Measure the error",
+                variant="primary",
+                elem_id="losses",
+                visible=can,
+                size="sm",
+                scale=0,
+                min_width=180,
+            )
+        self.chart = html("", elem_classes="chart-box")
 
     def _connect(self) -> None:
         on = self.desk.on
@@ -80,7 +96,7 @@ class Understand:
         yield gr.skip(), markup.note("Reading the pictures, and asking each part about each label …", busy=True)
         matrix = self.world.matrix
         left = f" Left out: {', '.join(item.name for item in matrix.left_out)}." if matrix.left_out else ""
-        count = len(self.world.data().rows("valid"))
+        count = len(self.world.held_apart())
         yield markup.matrix_table(matrix), markup.note(f"Measured on {count} pictures kept apart.{left}")
 
     def look(self, visitor: Visitor, event: gr.EventData) -> Iterator[str]:
@@ -98,11 +114,11 @@ class Understand:
         yield markup.note("Measuring …", busy=True)
         yield markup.loss_chart(self.world.losses)
 
-    def opened(self, visitor: Visitor) -> Iterator[Any]:
-        """The picture that was chosen on another tab, at the first time-step."""
+    def opened(self, visitor: Visitor, t: float) -> Iterator[Any]:
+        """The picture, which may have been chosen on another tab."""
         yield self.subject.picture(visitor), gr.skip()
         if "image" in visitor.images and isinstance(self.world.model, DiTi):
-            yield gr.skip(), self._lost(visitor, self.first)
+            yield gr.skip(), self._lost(visitor, whole(t, 0, self.last))
 
     def _cell(self, words: Any) -> tuple[int, str]:
         """Subset and attribute of a cell that a page named."""
