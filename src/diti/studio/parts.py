@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from diti.studio.world import World
 
 HERE = Path(__file__).parent
 STRIP, UPLOAD, CLICK = ((HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("strip", "upload", "click"))
+SORRY = "Sorry, something went wrong on our side. Please try something else."
 Work = Callable[..., Iterator[Any]]
 
 
@@ -49,7 +51,7 @@ class Desk:
         Of one control at most one request waits besides the one at work, so that nobody can fill the queue.
         """
         return trigger(
-            told(work),
+            told(work, outputs),
             [self.visitor, *inputs],
             list(outputs),
             concurrency_id="model" if heavy else "light",
@@ -60,7 +62,7 @@ class Desk:
         )
 
 
-def told(work: Work) -> Work:
+def told(work: Work, outputs: Sequence[Any] = ()) -> Work:
     """The same work, whose faults become a friendly line on the page of the one who asked."""
 
     @functools.wraps(work)
@@ -70,15 +72,23 @@ def told(work: Work) -> Work:
         try:
             yield from work(*given)
         except Stopped:
-            gr.Info("Stopped.")
+            yield _only_lines("Stopped.", outputs)
         except InputError as error:
-            gr.Warning(str(error))
+            gr.Warning(escape(str(error)))
+            yield _only_lines(str(error), outputs)
         except Exception as error:  # a fault of ours must not end the page; the report says where it was
             report = write_crash_report(error, ["serve"])
             print(f"diti: {type(error).__name__} while serving; the report {report} says where", file=sys.stderr)
-            gr.Warning("Sorry, something went wrong on our side. Please try something else.")
+            gr.Warning(SORRY)
+            yield _only_lines(SORRY, outputs)
 
     return run
+
+
+def _only_lines(text: str, outputs: Sequence[Any]) -> Any:
+    """A text for the outputs that show how it went; the others stay as they are."""
+    shown = [markup.note(text) if "status" in (output.elem_classes or ()) else gr.skip() for output in outputs]
+    return shown[0] if len(shown) == 1 else shown
 
 
 html = functools.partial(gr.HTML, apply_default_css=False)

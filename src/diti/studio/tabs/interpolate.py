@@ -66,7 +66,7 @@ class Interpolate:
         with gr.Row(elem_classes="buttons"):
             self.play = gr.Button("▶ Play the way there", variant="primary", elem_id="play", scale=3)
             self.stop = gr.Button("Stop", elem_id="stop", scale=1)
-        self.film = html("", elem_classes="film")
+        self.film = html("", elem_classes=["film", "status"])
         self.outputs = [self.first.shown, self.second.shown, *self.shown.parts, self.ends]
         self._connect()
 

@@ -61,7 +61,7 @@ class Understand:
                 scale=0,
                 min_width=180,
             )
-        self.line, self.table = html(""), clickable("", "matrix-box")
+        self.line, self.table = html("", elem_classes="status"), clickable("", "matrix-box")
         self.ends = html("", elem_classes="cell-ends")
         html(
             "<h3>Where does the code help?</h3><p class='hint'>The error by the amount of noise; a gap between "
@@ -77,7 +77,7 @@ class Understand:
                 scale=0,
                 min_width=180,
             )
-        self.chart = html("", elem_classes="chart-box")
+        self.chart = html("", elem_classes=["chart-box", "status"])
 
     def _connect(self) -> None:
         on = self.desk.on
