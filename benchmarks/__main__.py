@@ -7,7 +7,7 @@ import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from benchmarks import bench_data, bench_methods, bench_round_trip, bench_solve, bench_training
+from benchmarks import bench_data, bench_methods, bench_round_trip, bench_solve, bench_studio, bench_training
 
 BENCHMARKS = {
     "data": bench_data.main,
@@ -15,6 +15,7 @@ BENCHMARKS = {
     "methods": bench_methods.main,
     "round-trip": bench_round_trip.main,
     "solve": bench_solve.main,
+    "studio": bench_studio.main,
 }
 
 

@@ -21,8 +21,8 @@ MOST_BYTES = 8 * 2**20  # of a file
 MOST_PIXELS = 24_000_000  # a photo of a good phone
 BEGINNINGS = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM")  # PNG, JPEG, WebP, GIF, BMP
 NO_PICTURE = (
-    "This file cannot be read as a picture; it may be damaged, or of another kind than its name says. Please choose a "
-    "PNG, JPEG or WebP."
+    "This file cannot be read as a picture; it may be damaged, or of another kind than its name says. Please "
+    "choose a PNG, JPEG or WebP."
 )
 _DATA_URL = re.compile(r"data:[\w./+-]{0,100};base64,")
 

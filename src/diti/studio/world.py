@@ -112,6 +112,11 @@ class World:
         with self.lock:
             return encode_dataset(self.model, self.data())
 
+    @property
+    def first_look(self) -> str:
+        """What to say while the codes are waited for: after the first time there is nothing to wait for."""
+        return "Working …" if "codes" in self.__dict__ else "Reading the pictures once …"
+
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and std (D,) of z, of the images where the model does not know them."""
         known = self.model.mean is not None

@@ -104,7 +104,7 @@ class Axes:
     def look(self, visitor: Visitor, moved: float, own_moved: float) -> Iterator[Any]:
         """The images at the two ends of an axis, then the same."""
         if self.world.dataset is not None:
-            yield gr.skip(), markup.note("Reading the pictures once …", busy=True), gr.skip(), gr.skip()
+            yield gr.skip(), markup.note(self.world.first_look, busy=True), gr.skip(), gr.skip()
             ends = extremes(self.world.codes[:, self._axis(visitor)], self.world.dataset, AT_THE_ENDS)
             yield gr.skip(), gr.skip(), *(self._faces(rows) for rows in ends)
         yield from self.draw(visitor, moved, own_moved)

@@ -46,7 +46,7 @@ class Search:
         image, world = visitor.image("image"), self.world
         world.data()
         kept = np.flatnonzero(chosen_dims(world.partition, span_of(world, words)).numpy())
-        yield markup.note("Reading the pictures once …", busy=True), gr.skip()
+        yield markup.note(self.world.first_look, busy=True), gr.skip()
         with world.lock:
             wanted = world.standard(world.model.encode(image).numpy())[0, kept]
         found = nearest(world.standard(world.codes)[:, kept], wanted, whole(number, 1, MOST))
