@@ -196,7 +196,7 @@ def picture(width, height, colour=(20, 160, 90)):
     return buffer.getvalue()
 
 
-def test_uploads(visit):
+def test_uploads(visit, tmp_path):
     page = visit.page
     tab(visit, "Interpolate")
     chosen = page.locator("#chosen-a img")

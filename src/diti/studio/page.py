@@ -21,7 +21,13 @@ HERE = Path(__file__).parent
 FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 OTHERS: dict[str, Any] = {"Manipulate": Manipulate, "Axes": Axes, "Understand": Understand, "Search": Search}
 # gradio's sliders tell of a release by pointer only; with the keyboard they would do nothing.
-HEAD = """<script>
+# gradio keeps our style to what is inside the page's frame; the frame itself is too wide for a phone.
+HEAD = """<style>
+@media (max-width: 640px) {
+  .gradio-container .main { padding: 0 !important; }
+  .gradio-container .main > .wrap { padding: 8px 4px !important; }
+}
+</style><script>
 document.addEventListener('keyup', event => {
   const slider = event.target;
   if (slider.type === 'range' && /^(Arrow|Page|Home|End)/.test(event.key))
