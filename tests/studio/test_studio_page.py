@@ -3,6 +3,7 @@
 import io
 import re
 import socket
+import tempfile
 import urllib.error
 import urllib.request
 
@@ -31,13 +32,21 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(model, tmp_path_factory):
+def world(model, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DITI_CACHE", str(tmp_path_factory.mktemp("studio-cache")))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        with launched(open_world(str(model), "toyfaces:120"), "127.0.0.1", port, None) as found:
-            yield found
+        yield open_world(str(model), "toyfaces:120")
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def address(world):
+    with launched(world, "127.0.0.1", free_port(), None) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -261,3 +270,14 @@ def test_no_path_is_opened(address, path, body, status):
         urllib.request.urlopen(urllib.request.Request(address + path, body), timeout=10)
     refused.value.close()
     assert refused.value.code == status
+
+
+def test_with_a_password_nothing_is_shown_before_it_was_given(world, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with launched(world, "127.0.0.1", free_port(), ("me", "secret")) as locked:
+        assert len(list(tmp_path.glob("diti-studio-*"))) == 1
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{locked}/config", timeout=10)
+        refused.value.close()
+        assert refused.value.code == 401
+    assert not list(tmp_path.glob("diti-studio-*"))  # nothing is left when it is closed

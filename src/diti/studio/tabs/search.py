@@ -1,4 +1,4 @@
-"""The pictures nearest to one, in the whole code or in a part of it: the same light, any person."""
+"""The pictures nearest to one, in the whole code or in a part of it: alike in one thing, whatever the rest."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Search:
     def __init__(self, desk: Desk) -> None:
         self.desk, self.world = desk, desk.world
         lead(
-            "Find pictures that resemble yours, in everything or only in the part you pick: the coarse parts "
-            "find the same light and background on any person, the fine parts the same small things."
+            "Find pictures that resemble yours, in everything or only in the part you pick: then they are "
+            "alike in one thing and may differ in all others."
         )
         span = strip(self.world, "Alike in what?", "Click one part, drag over several, or use the buttons.")
         with gr.Row(equal_height=False, elem_classes="bench"):
