@@ -5,10 +5,14 @@ BIN    := $(VENV)/bin
 # Busy waiting makes torch many times slower on a machine that something else uses too.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test fuzz check fmt bench clean
+.PHONY: demo studio test fuzz check fmt bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/diti demo
+
+# The page on which the shipped model can be played with.
+studio: $(VENV)/ready-studio
+	$(BIN)/diti serve --open
 
 test: $(VENV)/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --no-loadscope-reorder
@@ -38,7 +42,12 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+$(VENV)/ready-studio: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[studio]"
+	@touch $(VENV)/ready $@
+
 $(VENV)/ready-dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	@touch $(VENV)/ready $@
+	@touch $(VENV)/ready $(VENV)/ready-studio $@

@@ -7,7 +7,15 @@ import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from benchmarks import bench_data, bench_methods, bench_round_trip, bench_search, bench_solve, bench_training
+from benchmarks import (
+    bench_data,
+    bench_methods,
+    bench_round_trip,
+    bench_search,
+    bench_solve,
+    bench_studio,
+    bench_training,
+)
 
 BENCHMARKS = {
     "data": bench_data.main,
@@ -16,6 +24,7 @@ BENCHMARKS = {
     "round-trip": bench_round_trip.main,
     "search": bench_search.main,
     "solve": bench_solve.main,
+    "studio": bench_studio.main,
 }
 
 

@@ -26,6 +26,7 @@ ALLOWED = {  # part → the parts it may import, itself aside; config sits besid
     "measure": MODELS | {"probe", "edit", "theory"},
     "report": MODELS | {"probe", "edit", "theory", "measure"},
     "explore": MODELS | {"probe", "edit", "report"},
+    "studio": MODELS | {"probe", "edit", "explore"},
 }
 ROOMS = {  # room or file of representation → what it may import there, itself aside
     "partition_widths": set(),

@@ -11,6 +11,7 @@ from diti.verbs.editing import Interpolate, Manipulate, Mix, Sample, TrainLatent
 from diti.verbs.exploring import Explore, NameAxis, Search
 from diti.verbs.making import Convert, Demo, Export, Prepare, Presets, Pretrain, Solve, Train
 from diti.verbs.measuring import Analyze, Counterfactuals, Encode, Label, Probe, Report
+from diti.verbs.serving import Serve
 from diti.verbs.sweeping import Sweep
 
 VERBS: dict[str, Any] = {
@@ -22,6 +23,7 @@ VERBS: dict[str, Any] = {
     "explore": Explore,
     "name": NameAxis,
     "search": Search,
+    "serve": Serve,
     "encode": Encode,
     "probe": Probe,
     "analyze": Analyze,

@@ -1,0 +1,82 @@
+"""The page: a heading, the tabs, and what happens when it is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from diti.studio import world as worlds
+from diti.studio.parts import Desk, html
+from diti.studio.session import Visitor
+from diti.studio.tabs.axes import Axes
+from diti.studio.tabs.interpolate import Interpolate
+from diti.studio.tabs.manipulate import Manipulate
+from diti.studio.tabs.search import Search
+from diti.studio.tabs.understand import Understand
+from diti.studio.world import World
+
+HERE = Path(__file__).parent
+FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
+OTHERS: dict[str, Any] = {"Manipulate": Manipulate, "Axes": Axes, "Understand": Understand, "Search": Search}
+# gradio's sliders tell of a release by pointer only; with the keyboard they would do nothing.
+# gradio keeps our style to what is inside the page's frame; the frame itself is too wide for a phone.
+HEAD = """<style>
+@media (max-width: 640px) {
+  .gradio-container .main { padding: 0 !important; }
+  .gradio-container .main > .wrap { padding: 8px 4px !important; }
+}
+</style><script>
+document.addEventListener('keyup', event => {
+  const slider = event.target;
+  if (slider.type === 'range' && /^(Arrow|Page|Home|End)/.test(event.key))
+    slider.dispatchEvent(new PointerEvent('pointerup', { bubbles: true }));
+});
+</script>"""
+
+
+def theme() -> Any:
+    """Quiet, with the fonts of the visitor's own machine."""
+    base = gr.themes.Base(
+        primary_hue="indigo", neutral_hue="slate", radius_size="md", spacing_size="sm", font=list(FONTS),
+        font_mono=["ui-monospace", "monospace"],
+    )  # fmt: skip
+    return base.set(  # quiet words must be readable too
+        body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
+        block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300",
+    )  # fmt: skip
+
+
+def style() -> str:
+    return (HERE / "style.css").read_text(encoding="utf-8")
+
+
+def build_page(world: World) -> Any:
+    """gradio's Blocks, ready to be launched."""
+    with gr.Blocks(title="diti studio", analytics_enabled=False, delete_cache=(600, 3600)) as page:
+        desk = Desk(world, gr.State(Visitor()))
+        html(heading(world), elem_classes="heading")
+        with gr.Tabs():
+            with gr.Tab("Interpolate", id="interpolate"):
+                first = Interpolate(desk)
+            for name, kind in OTHERS.items():
+                with gr.Tab(name, id=name.lower()) as tab:
+                    shown = kind(desk)
+                desk.on(tab.select, shown.opened, shown.inputs, shown.outputs)
+        desk.on(page.load, first.opened, [], first.outputs)
+    return page
+
+
+def heading(world: World) -> str:
+    model = world.model
+    images = f"{len(world.dataset):,} pictures" if world.dataset is not None else "no pictures of its own"
+    missing = f"<p class='missing' role='note'>{worlds.NO_DATA}</p>" if world.dataset is None else ""
+    facts = (
+        f"{model.method} · {model.size} px · {model.dims} numbers in {world.partition.subsets} parts · {images}"
+    )
+    return (
+        f"<header><h1>diti studio</h1><p class='facts'>{facts}</p><p class='about'>A diffusion model forgets a "
+        "picture bit by bit as noise grows: small things first, light and colour last. In this order its code is "
+        f"cut in parts, and here you can turn each of them.</p></header>{missing}"
+    )

@@ -1,0 +1,272 @@
+"""What the tabs are built from: work in the queue, the picture picker, the strip of subsets, before and after."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+from torch import Tensor
+
+from diti.core.errors import InputError, write_crash_report
+from diti.core.images import to_uint8
+from diti.edit.interpolate import chosen_dims
+from diti.edit.invert import Inverted
+from diti.studio import markup, uploads
+from diti.studio.session import Stopped, Visitor
+from diti.studio.world import World
+
+HERE = Path(__file__).parent
+STRIP, UPLOAD, CLICK = ((HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("strip", "upload", "click"))
+SORRY = "Sorry, something went wrong on our side. Please try something else."
+Work = Callable[..., Iterator[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Desk:
+    """What every tab needs: the model and its data, and the state of whoever looks at the page."""
+
+    world: World
+    visitor: Any  # gr.State of a Visitor
+
+    def on(
+        self,
+        trigger: Any,
+        work: Work,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        *,
+        heavy: bool = True,
+        progress: str = "hidden",
+    ) -> Any:
+        """Do the work when something happens. Heavy work is done one at a time, first come, first served.
+
+        Of one control at most one request waits besides the one at work, so that nobody can fill the queue.
+        """
+        return trigger(
+            told(work, outputs),
+            [self.visitor, *inputs],
+            list(outputs),
+            concurrency_id="model" if heavy else "light",
+            concurrency_limit=1 if heavy else 8,
+            trigger_mode="always_last",
+            show_progress=progress,
+            api_visibility="private",
+        )
+
+
+def told(work: Work, outputs: Sequence[Any] = ()) -> Work:
+    """The same work, whose faults become a friendly line on the page of the one who asked."""
+
+    @functools.wraps(work)
+    def run(*given: Any) -> Iterator[Any]:
+        visitor = next(item for item in given if isinstance(item, Visitor))
+        visitor.stopping = False
+        try:
+            yield from work(*given)
+        except Stopped:
+            yield _only_lines("Stopped.", outputs)
+        except InputError as error:
+            gr.Warning(escape(str(error)))
+            yield _only_lines(str(error), outputs)
+        except Exception as error:  # a fault of ours must not end the page; the report says where it was
+            report = write_crash_report(error, ["serve"])
+            print(f"diti: {type(error).__name__} while serving; the report {report} says where", file=sys.stderr)
+            gr.Warning(SORRY)
+            yield _only_lines(SORRY, outputs)
+
+    return run
+
+
+def _only_lines(text: str, outputs: Sequence[Any]) -> Any:
+    """A text for the outputs that show how it went; the others stay as they are."""
+    shown = [markup.note(text) if "status" in (output.elem_classes or ()) else gr.skip() for output in outputs]
+    return shown[0] if len(shown) == 1 else shown
+
+
+html = functools.partial(gr.HTML, apply_default_css=False)
+
+
+def lead(words: str) -> None:
+    """What a tab is for."""
+    html(f"<p class='lead'>{words}</p>")
+
+
+def titled(words: str) -> Any:
+    """A row of pictures with a title."""
+    with gr.Column(min_width=280):
+        html(f"<h3>{words}</h3>")
+        return html(markup.thumbnails([]))
+
+
+# ---- Choosing a picture -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Picker:
+    """A picture to work on: chosen with a click, drawn at random, or uploaded."""
+
+    shown: Any
+    slot: str
+    label: str
+    choices: list[tuple[Any, Work]]  # trigger, and what to do with it
+
+    def picture(self, visitor: Visitor) -> str:
+        return markup.chosen(visitor.images.get(self.slot), self.label)
+
+
+def picker(desk: Desk, slot: str, label: str, about: str) -> Picker:
+    """Draw a picker. `then_redraw` connects it."""
+    world = desk.world
+    html(f"<h3>{label}</h3><p class='hint'>{about}</p>")
+    shown = html(markup.chosen(None, label), elem_classes="chosen-box", elem_id=f"chosen-{slot}")
+    with gr.Row(elem_classes="buttons"):
+        randomly = gr.Button("Surprise me", size="sm", min_width=90, visible=world.dataset is not None)
+        upload = html(
+            "",
+            html_template='<label class="upload"><input type="file" accept="image/*">Upload yours</label>',
+            js_on_load=UPLOAD,
+            most=uploads.MOST_BYTES,
+            elem_classes="upload-box",
+        )
+
+    def by_row(visitor: Visitor, event: gr.EventData) -> Iterator[str]:
+        visitor.images[slot] = world.pixels(event._data.get("row"))
+        yield markup.chosen(visitor.images[slot], label)
+
+    def by_chance(visitor: Visitor) -> Iterator[str]:
+        visitor.images[slot] = world.pixels(world.random_row())
+        yield markup.chosen(visitor.images[slot], label)
+
+    def by_upload(visitor: Visitor, event: gr.EventData) -> Iterator[str]:
+        visitor.images[slot] = uploads.read_upload(event._data, world.model.size)
+        yield markup.chosen(visitor.images[slot], label)
+
+    choices: list[tuple[Any, Work]] = [(randomly.click, by_chance), (upload.upload, by_upload)]
+    if world.dataset is not None:
+        faces = gallery(world)
+        choices.append((faces.select, by_row))
+    return Picker(shown, slot, label, choices)
+
+
+def gallery(world: World) -> Any:
+    """Pictures of the data to click on."""
+    rows = world.offered.tolist()
+    pictures = [world.pixels(row) for row in rows]
+    return clickable(markup.thumbnails(pictures, rows), "offered")
+
+
+def clickable(value: str = "", kind: str = "") -> Any:
+    """HTML whose buttons tell their row or cell."""
+    return html(value, js_on_load=CLICK, elem_classes=["clickable", kind])
+
+
+def then_redraw(desk: Desk, chosen: Picker, work: Work, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Draw the tab anew whenever a picture was chosen."""
+    for trigger, choose in chosen.choices:
+        event = desk.on(trigger, choose, [], [chosen.shown], heavy=False)
+        desk.on(event.success, work, inputs, outputs)
+
+
+# ---- Subsets ------------------------------------------------------------------------------------------------
+
+
+def span_of(world: World, words: Any) -> str:
+    """A range of subsets that a page sent; InputError for one that is none, or owns nothing."""
+    chosen_dims(world.partition, str(words)[:40])
+    return str(words)[:40]
+
+
+def strip(world: World, label: str, about: str, *, single: bool = False, value: str = "") -> Any:
+    """The subsets from fine to coarse, of which a range, or one, can be picked; its value is I:J."""
+    part = world.partition
+    ranges = "" if single else f'<div class="ranges" role="group">{markup.strip_ranges(part)}</div>'
+    return html(
+        value or f"0:{1 if single else part.subsets}",
+        html_template=f"<h3>{label}</h3><p class='hint'>{about}</p>{ranges}"
+        f'<div class="strip" role="listbox" aria-label="{label}" {"data-single" if single else ""} '
+        f'aria-multiselectable="{str(not single).lower()}">{markup.strip_cells(part)}</div>'
+        '<div class="scale"><span>fine: the first to drown in noise</span><span>coarse: the last</span></div>',
+        js_on_load=STRIP,
+        elem_classes="strip-box",
+    )
+
+
+# ---- Before and after ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A picture before and after, and a line about how it was made."""
+
+    slider: Any
+    line: Any
+
+    @property
+    def parts(self) -> list[Any]:
+        return [self.slider, self.line]
+
+
+def result() -> Result:
+    """Where a result is shown."""
+    slider = gr.ImageSlider(
+        label="Before | after: drag the line", format="png", type="numpy", interactive=False,
+        buttons=["download", "fullscreen"], elem_classes="before-after", max_height=300,
+    )  # fmt: skip
+    return Result(slider, html(markup.note("Choose a picture to begin."), elem_classes="status"))
+
+
+def drawn(
+    world: World, visitor: Visitor, slots: Sequence[str], edit: Callable[[Inverted], tuple[Tensor, Tensor]]
+) -> Iterator[tuple[Any, str]]:
+    """The picture of the first slot before and after: a preview in few steps first, then the full result.
+
+    edit: from the inverted images of the slots to the code (1, D) and the noise of the wanted one.
+    """
+    began = time.perf_counter()
+    with world.lock:
+        start = visitor.inverted(world.model, slots)
+    codes, noise = edit(start)
+    before = markup.enlarged(visitor.image(slots[0]))
+    for steps in world.steps:
+        with world.lock:
+            image = visitor.decoded(start, codes, noise, steps)
+        after, last = markup.enlarged(to_uint8(image)[0]), steps == world.steps[-1]
+        told = f"{'Done' if last else 'Preview'}: {steps} steps, {time.perf_counter() - began:.1f} s"
+        line = told if last else f"{told}; the full picture follows …"
+        yield (before, after), markup.note(line, busy=not last)
+
+
+def subset_shares(world: World, heading: np.ndarray) -> np.ndarray:
+    """(K,) share of the squared length of a direction (D,) in each subset."""
+    squares = np.square(heading)
+    parts = [squares[list(world.partition.dims_of(k))].sum() for k in range(world.partition.subsets)]
+    return np.array(parts) / max(float(squares.sum()), 1e-12)
+
+
+def as_picture(image: Tensor) -> np.ndarray:
+    """uint8 (H, W, 3) of (3, H, W), shown in [-1, 1]."""
+    return to_uint8(image[None].clamp(-1, 1))[0]
+
+
+def whole(number: Any, low: int, high: int) -> int:
+    """A number that a page sent, inside its range."""
+    try:
+        return int(min(max(int(number), low), high))
+    except (TypeError, ValueError, OverflowError):
+        raise InputError("Please give a number.") from None
+
+
+def real(number: Any, low: float, high: float) -> float:
+    """The same for numbers with a fraction."""
+    try:
+        return float(np.clip(np.nan_to_num(float(number)), low, high))
+    except (TypeError, ValueError):
+        raise InputError("Please give a number.") from None

@@ -1,0 +1,92 @@
+"""What one visitor has chosen, and the inversions that are kept for it; nothing of it is shared with others."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.images import to_float
+from diti.edit.directions import Direction
+from diti.edit.invert import Inverted
+from diti.representation.models.axis_names import AxisName
+from diti.representation.models.decoding import DecodingModel
+
+SIDES = ("like", "unlike")  # of examples
+KEPT = 24  # inverted images of a visitor; the one not used for longest makes room
+MOST_EXAMPLES = 24  # of each side
+PREVIEW_STEPS, FULL_STEPS = 6, 25  # decoding; an image is inverted once, with the latter
+
+Watch = Callable[[float], None]  # is told the share that is done
+
+
+class Stopped(Exception):
+    """The visitor asked to stop."""
+
+
+@dataclass(eq=False)
+class Visitor:
+    """One open page."""
+
+    images: dict[str, np.ndarray] = field(default_factory=dict)  # slot → uint8 (H, W, 3)
+    examples: dict[str, list[np.ndarray]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    own: Direction | None = None  # from the examples
+    names: dict[int, AxisName] = field(default_factory=dict)  # of axes, where the model folder keeps none
+    part: int = 0  # whose axes are looked at
+    axis: int | None = None  # that is turned
+    stopping: bool = False
+    kept: OrderedDict[str, Inverted] = field(default_factory=OrderedDict)
+
+    def image(self, slot: str) -> np.ndarray:
+        """uint8 (H, W, 3); a friendly line where none was chosen."""
+        if slot not in self.images:
+            raise InputError("Please choose a picture first: click one, or upload your own.")
+        return self.images[slot]
+
+    def add_example(self, side: str, pixels: np.ndarray) -> None:
+        """Keep an image as like or unlike."""
+        if side not in self.examples:
+            raise InputError("Please choose whether this picture is like it or unlike it.")
+        if len(self.examples[side]) >= MOST_EXAMPLES:
+            raise InputError(f"{MOST_EXAMPLES} examples of a side are enough; clear them to start again.")
+        self.examples[side].append(pixels)
+
+    def forget_examples(self) -> None:
+        self.examples, self.own = {side: [] for side in SIDES}, None
+
+    def inverted(self, model: DecodingModel, slots: Sequence[str], watch: Watch | None = None) -> Inverted:
+        """The chosen images of some slots with their noise, in one batch; each image is inverted only once."""
+        found = [self._inverted(model, self.image(slot), watch) for slot in slots]
+        return replace(found[0], z=torch.cat([f.z for f in found]), x_T=torch.cat([f.x_T for f in found]))
+
+    def _inverted(self, model: DecodingModel, pixels: np.ndarray, watch: Watch | None) -> Inverted:
+        key = hashlib.sha256(pixels.tobytes()).hexdigest()
+        if key not in self.kept:
+            self.kept[key] = Inverted.of(model, to_float(pixels[None]), FULL_STEPS, on_step=self.on_step(watch))
+        self.kept.move_to_end(key)
+        while len(self.kept) > KEPT:
+            self.kept.popitem(last=False)
+        return self.kept[key]
+
+    def decoded(
+        self, start: Inverted, codes: Tensor, noise: Tensor, steps: int, watch: Watch | None = None
+    ) -> Tensor:
+        """Images (N, 3, H, W) in [-1, 1] of codes (N, D) and noise, in so many steps."""
+        return replace(start, sampling_steps=steps).shown(codes, noise, self.on_step(watch))
+
+    def on_step(self, watch: Watch | None = None) -> Callable[[int, int, Tensor], None]:
+        """For samplers: ends the work where the visitor wants to stop, and tells how far it is."""
+
+        def told(index: int, total: int, x: Tensor) -> None:
+            if self.stopping:
+                raise Stopped
+            if watch is not None:
+                watch((index + 1) / total)
+
+        return told

@@ -1,0 +1,262 @@
+"""What all visitors share: the model, the data, and what was measured on them; nothing that a visitor gave.
+
+Letters: N images, D dims of z, K subsets, A attributes.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.rng import numpy_generator
+from diti.data.prepared import Dataset
+from diti.data.readers.toyfaces_source import is_toyfaces
+from diti.data.sources import open_data
+from diti.diffusion.files import ASSETS, locate, may_keep
+from diti.edit.directions import (
+    Direction,
+    code_space_hash,
+    direction_path,
+    find_or_learn_direction,
+    load_direction,
+    standardise,
+)
+from diti.edit.interpolate import cut_of
+from diti.edit.select import fit_linear
+from diti.explore.axes import extremes, removed_by
+from diti.probe.matrix import SubsetMatrix, subset_matrix
+from diti.probe.task import Splits
+from diti.representation.features import encode_dataset
+from diti.representation.methods.checks import LossCurves, loss_curves
+from diti.representation.models.axis_names import AxisName, named, write_names
+from diti.representation.models.decoding import DecodingModel
+from diti.representation.models.diffusion import DiffusionModel, DiTi
+from diti.representation.models.loading import load_with_decoder
+from diti.representation.partition import Partition
+from diti.studio.session import FULL_STEPS, PREVIEW_STEPS
+
+SHIPPED = "toyfaces32-diti"
+FACES = "toyfaces:800"  # drawn where a model of toy faces is opened without data
+SHOWN = 24  # images offered for a click
+MEASURED_IMAGES = 64  # for losses: to be looked at, not to be published
+NO_DATA = (
+    "There are no pictures to choose from: the data of this model is not here. Upload your own, or start the "
+    "studio with --data."
+)
+
+
+@dataclass(eq=False)
+class World:
+    """One model and, where there are any, images."""
+
+    model: DecodingModel
+    folder: Path
+    dataset: Dataset | None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    directions: dict[tuple[str, int], Direction] = field(default_factory=dict)
+    strengths: dict[int, np.ndarray] = field(default_factory=dict)  # subset → loss removed by each dim
+
+    @cached_property
+    def partition(self) -> Partition:
+        """That the page shows: the model's own, or a borrowed one where it has a single subset."""
+        return cut_of(self.model, None)[0]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Network calls of a preview and of the full result; one number where decoding takes one go anyway."""
+        return (PREVIEW_STEPS, FULL_STEPS) if isinstance(self.model, DiffusionModel) else (FULL_STEPS,)
+
+    @property
+    def frozen(self) -> DiTi:
+        """The model, if it has a frozen diffusion model inside."""
+        if not isinstance(self.model, DiTi):
+            raise InputError(f"A {self.model.method} model has no frozen diffusion model to look into.")
+        return self.model
+
+    def data(self) -> Dataset:
+        """The images, or a friendly line."""
+        if self.dataset is None:
+            raise InputError(NO_DATA)
+        return self.dataset
+
+    @cached_property
+    def offered(self) -> np.ndarray:
+        """Rows of the images that are offered for a click."""
+        count = 0 if self.dataset is None else len(self.dataset)
+        return np.sort(numpy_generator(0, "studio").permutation(count)[:SHOWN])
+
+    def pixels(self, row: object) -> np.ndarray:
+        """uint8 (H, W, 3) of a row that a page named; whatever is no row is refused."""
+        dataset = self.data()
+        if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(dataset):
+            raise InputError("There is no such picture.")
+        return np.ascontiguousarray(dataset.pixels(np.array([row]))[0])
+
+    def random_row(self) -> int:
+        return int(np.random.default_rng().integers(len(self.data())))
+
+    # ---- Codes of the data -----------------------------------------------------------------------------------
+
+    @cached_property
+    def codes(self) -> np.ndarray:
+        """float32 (N, D) of all images."""
+        with self.lock:
+            return encode_dataset(self.model, self.data())
+
+    @property
+    def first_look(self) -> str:
+        """What to say while the codes are waited for: after the first time there is nothing to wait for."""
+        return "Working …" if "codes" in self.__dict__ else "Reading the pictures once …"
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and std (D,) of z, of the images where the model does not know them."""
+        known = self.model.mean is not None
+        return self.model.statistics(None if known or self.dataset is None else torch.from_numpy(self.codes))
+
+    def standard(self, codes: np.ndarray) -> np.ndarray:
+        """Codes (N, D) in standard deviations."""
+        mean, std = (s.numpy() for s in self.statistics())
+        return standardise(codes, mean, std)
+
+    # ---- Attributes ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def attributes(self) -> list[str]:
+        """Names that have a direction: kept in the model folder, or to be learned from the data's labels."""
+        kept = sorted(unquote(path.stem) for path in (self.folder / "attributes").glob("*.safetensors"))
+        labelled = [] if self.dataset is None else list(self.dataset.attributes)
+        return list(dict.fromkeys([*kept, *labelled]))
+
+    def direction(self, attribute: str, dims: int) -> Direction:
+        """The direction of one of the attributes, learned once for each number of dims."""
+        if attribute not in self.attributes:
+            raise InputError("There is no such attribute.")
+        key = attribute, dims
+        with self.lock:
+            if key not in self.directions:
+                self.directions[key] = self._direction(attribute, dims)
+            return self.directions[key]
+
+    def _direction(self, attribute: str, dims: int) -> Direction:
+        if self.dataset is not None and attribute in self.dataset.attributes:
+            return find_or_learn_direction(
+                self.model, self.folder, self.dataset, attribute, dims, codes=lambda: self.codes
+            )[0]
+        direction = load_direction(direction_path(self.folder, attribute))
+        if direction.encoder != code_space_hash(self.model):
+            raise InputError(f"The direction of {attribute} was learned for another model; learn it again.")
+        return direction
+
+    @cached_property
+    def matrix(self) -> SubsetMatrix:
+        """How well each subset alone tells each attribute."""
+        dataset = self.data()
+        names, train, held = dataset.attributes, dataset.rows("train"), self.held_apart()
+        if not names or not len(train) or not len(held):
+            raise InputError("The data has no labels, so nobody can say which part tells what. The rest works.")
+        binary = [dataset.is_binary(name) for name in names]
+        with self.lock:
+            return subset_matrix(
+                self.codes,
+                dataset.labels(names),
+                names,
+                binary,
+                Splits(train, held[:0], held),
+                self.partition.ends,
+                split="test",
+            )
+
+    def held_apart(self) -> np.ndarray:
+        """Rows that nothing is learned from: there is nothing to choose, so those for choosing count too."""
+        return np.concatenate([self.data().rows(split) for split in ("valid", "test")])
+
+    def ends_of(self, subset: int, attribute: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the images in which a subset alone sees least and most of an attribute."""
+        dataset, train = self.data(), self.data().rows("train")
+        z, kept = self.standard(self.codes), np.array(self.partition.dims_of(subset))
+        if not len(kept):
+            raise InputError("This part of the code is empty.")
+        y = dataset.labels([attribute])[:, 0]
+        fit = fit_linear(z[train], y[train], dataset.is_binary(attribute), kept)
+        return extremes(fit.scores(z), dataset, count)
+
+    @cached_property
+    def losses(self) -> LossCurves:
+        """By time-step: of the frozen model, with z, and with the z of another image."""
+        model = self.frozen
+        with self.lock:
+            return loss_curves(model.encoder, model.decoder, model.partition, self.data(), MEASURED_IMAGES)
+
+    # ---- Axes ------------------------------------------------------------------------------------------------
+
+    def axes(self, subset: int) -> list[int]:
+        """The axes of a subset, those that matter most first where that can be measured."""
+        dims = np.array(self.partition.dims_of(subset), dtype=int)
+        if not isinstance(self.model, DiTi) or self.dataset is None:
+            return dims.tolist()
+        with self.lock:
+            if subset not in self.strengths:
+                groups = [[int(dim)] for dim in dims]
+                self.strengths[subset] = removed_by(self.model, self.dataset, groups, images=MEASURED_IMAGES)
+        return dims[np.argsort(-self.strengths[subset], kind="stable")].tolist()
+
+    def names(self, own: dict[int, AxisName]) -> list[str]:
+        """A name per axis, those that the visitor gave for this visit too."""
+        given = {**self.model.axis_names, **own}
+        return [given[axis].name if axis in given else f"axis {axis}" for axis in range(self.model.dims)]
+
+    def name(self, own: dict[int, AxisName], axis: int, name: str, other_end: str) -> bool:
+        """Name an axis in the model folder, or for this visit where the folder is not ours to change."""
+        with self.lock:
+            names = named({**self.model.axis_names, **own}, self.model.dims, axis, name, other_end)
+            if not may_keep(self.folder):
+                own[axis] = names[axis]
+                return False
+            write_names(self.folder, names)
+            self.model.axis_names = names
+            return True
+
+
+def open_world(source: str, data: str | None) -> World:
+    """Load the model and find its images; everything that can be wrong is told here."""
+    folder, model = locate(source), load_with_decoder(source)
+    if len(model.encoder.taken) == 1:
+        raise InputError(f"{source} was solved over features of another network, and cannot encode pictures")
+    model.validate_sampling_steps(FULL_STEPS)
+    if data is not None:
+        dataset = open_data(data, model.size)
+        model.require_size(dataset.size)
+        return World(model, folder, dataset)
+    return World(model, folder, _own_data(folder, model.size))
+
+
+def _own_data(folder: Path, size: int) -> Dataset | None:
+    """The data that the model was made from if it is still there; of toy faces a few, drawn anew."""
+    named = _named_data(folder / "config.yaml")
+    if is_toyfaces(named) or (not named and ASSETS in folder.resolve().parents):
+        return open_data(FACES, size)
+    if not named:
+        return None
+    try:
+        dataset = open_data(named, size)
+    except InputError:  # moved or deleted since
+        return None
+    return dataset if dataset.size == size else None
+
+
+def _named_data(path: Path) -> str:
+    """The data that a config names; the empty word where it names none that can be read."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return ""
+    return str(found.get("data") or "") if isinstance(found, dict) else ""

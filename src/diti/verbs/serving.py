@@ -1,0 +1,28 @@
+"""The verb that opens a page to play with a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from diti.verbs.common import Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Open the studio: a page on this machine to see and edit what a model found."""
+
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")] = "toyfaces32-diti"
+    """Model folder, shipped name or hub id; without one, faces that are drawn on the fly."""
+    data: Name = None  # images to choose from, best with labels; by default those the model was made from
+    port: int = 7860
+    host: str = "127.0.0.1"  # address to listen on; any that others can reach needs --auth
+    auth: Annotated[str | None, tyro.conf.arg(metavar="USER:PASSWORD")] = None  # ask visitors for it
+    open: bool = False  # show the page in the browser at once
+
+    def run(self) -> None:
+        from diti.studio.server import serve
+
+        serve(self.model, self.data, self.host, self.port, self.auth, self.open)
