@@ -30,12 +30,12 @@ usual = demo.settings
 
 def settings(*given):
     found = usual(*given)
-    small = replace(found.solution, pixel_axes=24, stretches=4)
+    small = replace(found.solution, stretches=4)
     return replace(found, backbone=str(backbone), subsets=4, code_dim=12, solution=small)
 
 demo.SIZE, demo.settings = 16, settings
 effort = Effort(faces=2, pairs=2, changes=1, classifier_images=256, reconstructed=2)
-demo.run_demo(out, demo.Length(faces=400, images=128, effort=effort, remark="Smaller than quick."))
+demo.run_demo(out, demo.Length(faces=400, images=128, pixel_axes=24, effort=effort, remark="Smaller than quick."))
 """
 PAGE = "report/index.html"
 

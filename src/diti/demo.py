@@ -40,7 +40,7 @@ class Length:
 
     faces: int  # toy faces to draw
     images: int | None = None  # that the closed form passes over; None: as many as its rule asks for
-    pixel_axes: int = SolutionConfig().pixel_axes
+    pixel_axes: int
     trained: int = 0  # images that each training on from the solution sees; 0: none
     seeds: tuple[int, ...] = (0,)
     effort: Effort = field(default_factory=Effort)
@@ -57,11 +57,13 @@ LENGTHS = {
     ),
     "normal": Length(
         faces=12_000,
+        pixel_axes=320,  # as in the box: fewer images will do
         effort=Effort(faces=12, pairs=6),
         remark="One seed: the intervals say how much other test images change a score, not other training images.",
     ),
     "full": Length(
         faces=12_000,
+        pixel_axes=320,
         seeds=(0, 1, 2),
         remark="Three seeds: the intervals are over them.",
     ),
@@ -124,7 +126,7 @@ def solve_methods(out: Path, data: Path, length: Length) -> list[Path]:
 
 
 def settings(method: Solvable, seed: int, data: Path, length: Length) -> SolveConfig:
-    """`diti solve --method METHOD` on the shipped backbone; in the usual length with the usual settings."""
+    """`diti solve --method METHOD --pixel-axes N` on the shipped backbone."""
     return SolveConfig(
         method=method, data=str(data), backbone=DEFAULT_PRESET, images=length.images, seed=seed,
         solution=SolutionConfig(pixel_axes=length.pixel_axes),
