@@ -52,13 +52,17 @@ LENGTHS = {
         faces=4_000,
         images=1_024,
         pixel_axes=256,
-        effort=Effort(faces=4, pairs=2, changes=1, classifier_images=6_400, reconstructed=8),
+        effort=Effort(
+            faces=4, pairs=2, changes=1, classifier_images=6_400, reconstructed=8, disentanglement=False
+        ),
         remark="A quick look: solved from few images and scored on few, so the numbers are rough.",
     ),
     "normal": Length(
         faces=12_000,
         pixel_axes=320,  # as in the box: fewer images will do
-        effort=Effort(faces=12, pairs=6),
+        effort=Effort(
+            faces=8, pairs=4, changes=6, classifier_images=24_000, reconstructed=16, disentanglement=False
+        ),
         remark="One seed: the intervals say how much other test images change a score, not other training images.",
     ),
     "full": Length(

@@ -39,6 +39,7 @@ class Effort:
     classifier_images: int = 32_000  # images that the attribute classifier is trained on
     reconstructed: int = 64  # test images reconstructed
     axes: int = 1  # of each subset so many are drawn
+    disentanglement: bool = True  # also DCI, FactorVAE score, MIG, SAP, TAD
     baselines: bool = True  # also probe what is known without a trained encoder
     seed: int = 0
 
@@ -165,7 +166,11 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines:
     found = []
     if dataset.attributes:
         command: Any = Probe(
-            out=outs["probe"], disentanglement=True, reconstruct=reconstructed, baselines=baselines, **shared
+            out=outs["probe"],
+            disentanglement=effort.disentanglement,
+            reconstruct=reconstructed,
+            baselines=baselines,
+            **shared,
         )
         # It looks at z, unless it reconstructs; the backbone of the baselines comes with a decoder.
         found.append(stage("probe", command, 60 if baselines else 30, () if reconstructed else DECODING))
