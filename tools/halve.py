@@ -1,7 +1,6 @@
 """`python tools/halve.py MODEL OUT`: copy a model folder with its weights as float16, to ship it in half the size.
 
-They load as float32. Statistics of z stay as they are. Directions are left out: they belong to the exact weights, so
-learn them on the copy.
+They load as float32. Statistics of z stay as they are; what the run learned and measured on its own weights is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-LEFT_OUT = shutil.ignore_patterns("measured", "attributes", "state", "*.lock", ".*")  # of the run, not the model
+LEFT_OUT = shutil.ignore_patterns("measured", "attributes", "state", "*.lock", ".*")
 
 
 def halve(model: Path, out: Path) -> None:
