@@ -74,9 +74,20 @@ def tab(visit, name):
     visit.page.get_by_role("tab", name=name, exact=True).first.click()
 
 
-def after(visit):
+def shown(visit):
     """Addresses of the pictures before and after."""
     return visit.page.locator(".before-after:visible img").evaluate_all("all => all.map(i => i.src)")
+
+
+def after(visit):
+    """The same once nothing is drawn any more."""
+    line = visit.page.locator(".status .note:visible").first
+    for _ in range(100):
+        before = shown(visit)
+        visit.page.wait_for_timeout(300)
+        if shown(visit) == before and "Done" in line.inner_text():
+            break
+    return before
 
 
 def wait_for_change(visit, before):
