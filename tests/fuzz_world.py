@@ -31,6 +31,7 @@ from tiny import tiny_backbone
 
 from diti.cli import main
 from diti.core import jobs, progress
+from diti.studio import server
 from diti.verbs import VERBS
 
 HANG_SECONDS = 30.0
@@ -49,6 +50,7 @@ COMMANDS = {
     "explore": "run --data data --axes 1 --faces 1 --sampling-steps 1 --out out",
     "name": "run 1 hat --negative bare",
     "search": "run photos/0.png --data data -n 2 --out out.png",
+    "serve": "run --data data --port 47861",
     "encode": "run data --out out.parquet",
     "probe": "run --data data --out out.json --no-baselines --no-subsets",
     "analyze": "backbone --data toyfaces:48 --count 1 --out out",
@@ -384,7 +386,7 @@ def _run(words: Sequence[str], seconds: float) -> tuple[int | None, str, str, bo
 
 @contextlib.contextmanager
 def _stopping(seconds: float) -> Iterator[list[str]]:
-    """Press Ctrl-C where progress is told, after so many seconds of work, and instead of starting a process.
+    """Press Ctrl-C where progress is told, after so many seconds of work, and instead of a process or a server.
 
     Not by a signal, which may come where Python cannot raise. What never tells of progress is stopped by one all
     the same, much later, and then raises what no command catches.
@@ -392,8 +394,9 @@ def _stopping(seconds: float) -> Iterator[list[str]]:
     stopped: list[str] = []
     limit = time.process_time() + seconds
     advance, start, level = progress._Lines.advance, jobs._start, logging.root.manager.disable
+    launched = server.launched
 
-    def stop(job: object) -> None:
+    def stop(job: object, *more: object) -> None:
         stopped.append("it worked")
         raise KeyboardInterrupt
 
@@ -407,6 +410,7 @@ def _stopping(seconds: float) -> Iterator[list[str]]:
     handler = signal.signal(signal.SIGPROF, hang)
     signal.setitimer(signal.ITIMER_PROF, max(seconds, HANG_SECONDS))
     progress._Lines.advance, jobs._start = move, stop  # type: ignore[method-assign, assignment]
+    server.launched = stop  # type: ignore[assignment]
     logging.disable(logging.CRITICAL)
     try:
         yield stopped
@@ -414,6 +418,7 @@ def _stopping(seconds: float) -> Iterator[list[str]]:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, handler)
         progress._Lines.advance, jobs._start = advance, start  # type: ignore[method-assign]
+        server.launched = launched
         logging.disable(level)
         AcceleratorState._reset_state()  # a process has one, and refuses another --mixed-precision
 

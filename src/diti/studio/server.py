@@ -42,6 +42,8 @@ def serve(source: str, data: str | None, host: str, port: int, auth: str | None,
 def check_place(host: str, port: int, auth: str | None) -> tuple[str, str] | None:
     """User and password; InputError for an address that cannot be served, or must not without a password."""
     check_number("port", port, Range(1, 65_535))
+    if not host.strip():
+        raise InputError("--host is empty; give an address such as 127.0.0.1")
     user, _, password = (auth or "").partition(":")
     if auth is not None and not (user and password):
         raise InputError("--auth is not of the form user:password; give both, with a colon between")
@@ -52,10 +54,10 @@ def check_place(host: str, port: int, auth: str | None) -> tuple[str, str] | Non
     try:
         with socket.create_server((host, port), family=_family(host)):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: what is no name of any host
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(
-            f"--port {port} of {host} cannot be opened ({error.strerror or error}); choose another --port or "
-            "--host"
+            f"--port {port} of --host {host[:80]} cannot be opened ({reason}); choose another --port or --host"
         ) from None
     return (user, password) if auth is not None else None
 

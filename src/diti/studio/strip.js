@@ -56,9 +56,11 @@ window.addEventListener('pointerup', () => { if (dragging) { dragging = false; p
 window.addEventListener('pointercancel', () => { dragging = false; });
 
 element.addEventListener('keydown', event => {
-  const last = cells().length - 1;
-  const to = { ArrowRight: head + 1, ArrowLeft: head - 1, Home: 0, End: last }[event.key];
-  if (to === undefined || !event.target.closest('.cell')) return;
+  const cell = event.target.closest('.cell'), last = cells().length - 1;
+  if (!cell) return;
+  const here = Number(cell.dataset.at);
+  const to = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: last }[event.key];
+  if (to === undefined) return;
   event.preventDefault();
   head = Math.max(0, Math.min(last, to));
   if (!event.shiftKey || single()) anchor = head;
