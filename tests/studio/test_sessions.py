@@ -1,8 +1,10 @@
 """What a visitor keeps, what all share, and what is refused before the studio opens; without a browser."""
 
 import builtins
+import contextlib
 import importlib.util
 import shutil
+import signal
 import socket
 
 import numpy as np
@@ -12,7 +14,7 @@ from tiny import DIMS, tiny_model
 
 from diti.cli import main
 from diti.core.errors import InputError
-from diti.studio import session
+from diti.studio import server, session
 from diti.studio.server import check_place, is_loopback
 from diti.studio.session import Stopped, Visitor
 from diti.studio.world import World, open_world
@@ -168,3 +170,25 @@ def test_help_does_not_import_gradio(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--help"])
     assert ended.value.code == 0 and "--auth" in capsys.readouterr().out
+
+
+def test_asked_to_end_while_it_opens_it_still_cleans_up(monkeypatch, folder, capsys):
+    """As by a supervisor that gave up waiting."""
+    left = []
+
+    @contextlib.contextmanager
+    def launched(*given):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            yield "http://127.0.0.1"
+        finally:
+            left.append("cleaned")
+
+    monkeypatch.setattr(server, "launched", launched)
+    monkeypatch.setattr(server, "require_extra", lambda: None)
+    before = signal.getsignal(signal.SIGTERM)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert main(["serve", str(folder), "--data", "toyfaces:20", "--port", str(port)]) == 0
+    assert left == ["cleaned"] and "the studio is closed" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,11 @@ def serve(source: str, data: str | None, host: str, port: int, auth: str | None,
     from diti.studio.world import open_world
 
     world = open_world(source, data)
-    with launched(world, host, port, login) as address:
+    with asked_to_end() as closing, launched(world, host, port, login) as address:
         print(f"the studio is open: {address}  (Ctrl-C closes it)", flush=True)
         if show:
             webbrowser.open(address)
-        wait()
+        wait(closing)
     print("the studio is closed")
 
 
@@ -123,14 +123,19 @@ def _environment(**wanted: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def wait() -> None:
-    """Until Ctrl-C, or until the system asks to end."""
+@contextmanager
+def asked_to_end() -> Iterator[threading.Event]:
+    """Set when the system asks to end, which must not leave the temporary folder behind."""
     closing = threading.Event()
     previous = signal.signal(signal.SIGTERM, lambda number, frame: closing.set())
     try:
-        while not closing.wait(0.5):
-            pass
-    except KeyboardInterrupt:
-        pass
+        yield closing
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def wait(closing: threading.Event) -> None:
+    """Until that, or Ctrl-C."""
+    with suppress(KeyboardInterrupt):
+        while not closing.wait(0.5):
+            pass
