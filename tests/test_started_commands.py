@@ -36,7 +36,7 @@ def jobs_of_report(folder, effort):
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_commands_of_the_demo(tmp_path, length):
-    plan = plan_training(tmp_path / "data", LENGTHS[length])
+    plan = plan_training(tmp_path / "data", replace(LENGTHS[length], trained=64))
     assert_parsed_as_meant(plan_jobs(plan, list(plan.runs), tmp_path / "runs"))
     assert_parsed_as_meant(jobs_of_report(tmp_path, LENGTHS[length].effort))
 

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from diti.config import DEFAULT_PRESET, SolutionConfig, SolveConfig, TrainConfig, resolve, train_preset
+from diti.config import DEFAULT_PRESET, SolveConfig, TrainConfig, resolve, train_preset
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture
 from diti.data import toyfaces
@@ -40,7 +40,6 @@ class Length:
 
     faces: int  # toy faces to draw
     images: int | None = None  # that the closed form passes over; None: as many as its rule asks for
-    pixel_axes: int
     trained: int = 0  # images that each training on from the solution sees; 0: none
     seeds: tuple[int, ...] = (0,)
     effort: Effort = field(default_factory=Effort)
@@ -50,8 +49,7 @@ class Length:
 LENGTHS = {
     "quick": Length(
         faces=4_000,
-        images=1_024,
-        pixel_axes=256,
+        images=1_344,
         effort=Effort(
             faces=4, pairs=2, changes=1, classifier_images=6_400, reconstructed=8, disentanglement=False
         ),
@@ -59,7 +57,7 @@ LENGTHS = {
     ),
     "normal": Length(
         faces=12_000,
-        pixel_axes=320,  # as in the box: fewer images will do
+        images=4_096,
         effort=Effort(
             faces=8, pairs=4, changes=6, classifier_images=24_000, reconstructed=16, disentanglement=False
         ),
@@ -67,7 +65,6 @@ LENGTHS = {
     ),
     "full": Length(
         faces=12_000,
-        pixel_axes=320,
         seeds=(0, 1, 2),
         remark="Three seeds: the intervals are over them.",
     ),
@@ -130,11 +127,8 @@ def solve_methods(out: Path, data: Path, length: Length) -> list[Path]:
 
 
 def settings(method: Solvable, seed: int, data: Path, length: Length) -> SolveConfig:
-    """`diti solve --method METHOD --pixel-axes N` on the shipped backbone."""
-    return SolveConfig(
-        method=method, data=str(data), backbone=DEFAULT_PRESET, images=length.images, seed=seed,
-        solution=SolutionConfig(pixel_axes=length.pixel_axes),
-    )  # fmt: skip
+    """`diti solve --method METHOD --images N` on the shipped backbone."""
+    return SolveConfig(method=method, data=str(data), backbone=DEFAULT_PRESET, images=length.images, seed=seed)
 
 
 def plan_training(data: Path, length: Length) -> Plan | None:

@@ -140,8 +140,16 @@ def test_an_interrupt_ends_what_runs_and_starts_no_more(job, what, monkeypatch):
     assert not second.log.exists()
 
 
+@pytest.fixture
+def default_signals():
+    """Also where the tests were started by nohup, which has SIGHUP ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_kill_is_an_interrupt_while_jobs_run_and_not_after(job, number):
+def test_a_kill_is_an_interrupt_while_jobs_run_and_not_after(job, number, default_signals):
     before = signal.getsignal(number)
     asleep = job("sleep")
     sent = []

@@ -239,6 +239,7 @@ def test_it_learns_a_few_images(config, data):
     assert np.mean(distances[-20:]) < 0.5 * distances[0]
 
 
+@pytest.mark.slow  # the gathering itself is tested in core/test_gather.py
 def test_two_processes_equal_one(config, tmp_path, two_processes):
     (tmp_path / "run.yaml").write_text(
         to_yaml(replace(config, training=replace(LENGTH, images=64, log_images=16)))

@@ -295,6 +295,7 @@ def losses(run):
     return [record["loss"] for record in RunFolder(run).read_log() if "loss" in record]
 
 
+@pytest.mark.slow  # the gathering itself is tested in core/test_gather.py
 def test_two_processes_with_half_the_batch_equal_one(dataset, tmp_path, two_processes):
     words = ["train", "--data", str(dataset), "--images", "64", *map(str, WORDS), "--log-images", "16"]
     words += ["--pixel-std", "1", "--tc-weight", "50"]  # so that what compares images is most of the loss
