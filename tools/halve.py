@@ -1,6 +1,6 @@
 """`python tools/halve.py MODEL OUT`: copy a model folder with its weights as float16, to ship it in half the size.
 
-They load as float32. Statistics of z stay as they are; what the run learned and measured on its weights is left out.
+They load as float32. Statistics of z stay as they are; what the run learned and measured is left out.
 """
 
 from __future__ import annotations
