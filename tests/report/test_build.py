@@ -100,8 +100,8 @@ def test_baselines_are_probed_once_and_the_first_edits_come_first(tmp_path, face
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", subsets=1)]
     stages = plan_stages(runs, faces, "toyfaces:40", Effort())
     assert [(s.run.name, s.name) for s in stages] == [
-        ("a", "counterfactuals"), ("a", "probe"), ("a", "analysis"), ("a", "explored"), ("b", "probe"),
-        ("b", "counterfactuals"),
+        ("a", "counterfactuals"), ("a", "probe"), ("a", "analysis"), ("b", "counterfactuals"), ("a", "explored"),
+        ("b", "probe"),
     ]  # fmt: skip
     assert [s.command.baselines for s in stages if s.name == "probe"] == [True, False]
 

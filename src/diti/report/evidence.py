@@ -126,7 +126,8 @@ def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effor
 
     Where none holds one, the first run gets the baselines that need no backbone.
 
-    The first counterfactuals come first: they train the classifier that the others wait for, which come last.
+    The first counterfactuals come first: they train the classifier that the others wait for, which come when that
+    should be done.
     """
     stages: list[Stage] = []
     with_baselines: set[str] = set()
@@ -142,7 +143,11 @@ def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effor
             shown.get(stage.name, set()).add(backbone)
     edits = [stage for stage in stages if stage.name == "counterfactuals"]
     others = sorted((stage for stage in stages if stage not in edits), key=lambda stage: -stage.seconds)
-    return [*edits[:1], *others, *edits[1:]]
+    meanwhile, seconds = 0, 0.0
+    while edits and meanwhile < len(others) and seconds < edits[0].seconds:
+        seconds += others[meanwhile].seconds
+        meanwhile += 1
+    return [*edits[:1], *others[:meanwhile], *edits[1:], *others[meanwhile:]]
 
 
 def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines: bool) -> list[Stage]:
