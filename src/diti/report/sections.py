@@ -12,7 +12,7 @@ from diti.measure.probe_figures import gains_over, save_differences
 from diti.report.blocks import Figure, Section, Table
 from diti.report.runs import MEASURED, Group, Run, unequal_budgets
 from diti.report.training_figures import LossPanel, save_loss_by_time, save_training_losses
-from diti.representation.methods.registry import effective, loss_of
+from diti.representation.methods.registry import effective, loss_of, title_of
 
 Tables = dict[str, Table]
 
@@ -43,7 +43,7 @@ def look(groups: Sequence[Group]) -> Section:
     blocks: list[Table | Figure] = []
     for stage, file, words in FIRST_PICTURES:
         blocks += picture(run, stage, file, words)
-    return Section(f"What {groups[0].label} found without labels", "", blocks)
+    return Section(f"What {title_of(run.config.method)} found without labels", "", blocks)
 
 
 def numbers(tables: Tables, headline: str) -> Section:
