@@ -171,6 +171,7 @@ def test_a_continued_run_equals_one_run(config, tmp_path):
     assert lines[0] == lines[1] and len(lines[0]) == 2
 
 
+@pytest.mark.slow  # the gathering itself is tested in core/test_gather.py
 def test_two_processes_with_half_the_batch_equal_one(tmp_path, two_processes):
     words = ["train", "--method", "simclr", "--data", DATA, "--encoder", "residual"]
     words += ["--encoder-channels", "8", "16", "--code-dim", "12", "--train-batch-size", "16", "--images", "256"]
