@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from diti.core import progress
-from diti.core.progress import progress_bar
+from diti.core.progress import followed, progress_bar
 
 
 @pytest.fixture
@@ -69,3 +69,23 @@ def test_a_notebook_gets_a_bar_only_with_what_draws_it(clock, capsys, monkeypatc
     with progress_bar("work", 10) as advance:
         advance(3)
     assert drawn == [1] * widgets
+
+
+def test_a_follower_is_told_instead_of_the_terminal_and_can_end_the_work(capsys):
+    heard = []
+
+    class Enough(Exception):
+        pass
+
+    def follow(label, share):
+        heard.append((label, share))
+        if share > 0.6:
+            raise Enough
+
+    with followed(follow), pytest.raises(Enough), progress_bar("walk", 4, shown=False) as advance:
+        for _ in range(4):
+            advance()
+    assert heard == [("walk", 0.0), ("walk", 0.25), ("walk", 0.5), ("walk", 0.75)]
+    with progress_bar("walk", 4) as advance:
+        advance(4)
+    assert len(heard) == 4 and capsys.readouterr().out == ""

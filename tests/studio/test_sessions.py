@@ -14,6 +14,7 @@ from tiny import DIMS, tiny_model
 
 from diti.cli import main
 from diti.core.errors import InputError
+from diti.core.progress import followed
 from diti.studio import server, session
 from diti.studio.server import check_place, is_loopback
 from diti.studio.session import Stopped, Visitor
@@ -65,8 +66,12 @@ def test_a_visitor_can_stop_and_is_told_what_is_missing(model, monkeypatch):
     visitor = Visitor()
     with pytest.raises(InputError, match="choose a picture first"):
         visitor.inverted(model, ("a",))
-    visitor.images["a"], visitor.stopping = face(1), True
-    with pytest.raises(Stopped):
+    visitor.images["a"] = face(1)
+
+    def stop(label, share):
+        raise Stopped
+
+    with followed(stop), pytest.raises(Stopped):
         visitor.inverted(model, ("a",))
     assert not visitor.kept
     with pytest.raises(InputError, match="like it or unlike"):

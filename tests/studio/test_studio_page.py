@@ -141,6 +141,18 @@ def test_an_animation_can_be_kept(visit):
         assert film.format == "GIF" and film.n_frames > 10
 
 
+def test_long_work_says_how_far_it_is_and_can_be_stopped(visit, monkeypatch):
+    page = visit.page
+    assert not page.locator("#stop").is_visible()
+    monkeypatch.setattr("diti.studio.tabs.interpolate.FULL_STEPS", 1000)  # some seconds of drawing
+    page.click("#play")
+    page.locator("#stop").wait_for()
+    page.wait_for_function("/drawing/.test(document.querySelector('.at-work').innerText)")
+    page.click("#stop")
+    page.locator(".film .note").filter(has_text="Stopped.").wait_for()
+    page.locator("#stop").wait_for(state="hidden")
+
+
 def test_manipulate(visit):
     page = visit.page
     tab(visit, "Manipulate")

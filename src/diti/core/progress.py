@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 
 from rich.console import Console
@@ -34,6 +35,18 @@ class _RateColumn(ProgressColumn):
 
 
 Advance = Callable[..., None]  # advance(count=1, note="", total=None)
+Follower = Callable[[str, float], None]  # is told what is at work, and which share of it is done
+_follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
+
+
+@contextmanager
+def followed(by: Follower) -> Iterator[None]:
+    """Inside the block all progress is told to `by` instead of the terminal; what `by` raises ends the work."""
+    token = _follower.set(by)
+    try:
+        yield
+    finally:
+        _follower.reset(token)
 
 
 @contextmanager
@@ -44,6 +57,9 @@ def progress_bar(
 
     Without a terminal a line every half minute, so that a log says whether the work goes on.
     """
+    if (follower := _follower.get()) is not None:
+        yield _Told(follower, label, total, start).advance
+        return
     console = Console(stderr=True, soft_wrap=True)
     in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None  # rich draws its bar with these
     if not (shown and (console.is_terminal or in_notebook)):
@@ -72,6 +88,19 @@ def progress_bar(
 
 def _nothing(count: int = 1, note: str | None = None, total: int | None = None) -> None:
     pass
+
+
+class _Told:
+    """Tells a follower how far the work is."""
+
+    def __init__(self, follower: Follower, label: str, total: int, start: int) -> None:
+        self.follower, self.label, self.total, self.done = follower, label, total, start
+        self.advance(0)
+
+    def advance(self, count: int = 1, note: str | None = None, total: int | None = None) -> None:
+        self.done += count
+        self.total = self.total if total is None else total
+        self.follower(self.label, min(1.0, self.done / max(1, self.total)))
 
 
 class _Lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,13 @@ def style() -> str:
 def build_page(world: World) -> Any:
     """gradio's Blocks, ready to be launched."""
     with gr.Blocks(title="diti studio", analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        desk = Desk(world, gr.State(Visitor()))
+        visitor = gr.State(Visitor())
         html(heading(world), elem_classes="heading")
+        with gr.Row(elem_classes="at-work"):
+            doing = html("", elem_id="doing")
+            stop = gr.Button("Stop", size="sm", elem_id="stop", scale=0, min_width=70)
+        desk = Desk(world, visitor, doing)
+        desk.on(stop.click, ask_to_stop, [], [], heavy=False)
         with gr.Tabs():
             with gr.Tab("Interpolate", id="interpolate"):
                 first = Interpolate(desk)
@@ -66,6 +72,12 @@ def build_page(world: World) -> Any:
                 desk.on(tab.select, shown.opened, shown.inputs, shown.outputs)
         desk.on(page.load, first.opened, [], first.outputs)
     return page
+
+
+def ask_to_stop(visitor: Visitor) -> Iterator[None]:
+    """All that the visitor has asked for ends at its next step."""
+    visitor.stops += 1
+    yield
 
 
 def heading(world: World) -> str:

@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,60 +17,63 @@ from torch import Tensor
 
 from diti.core.errors import InputError, write_crash_report
 from diti.core.images import to_uint8
+from diti.core.progress import followed
 from diti.edit.interpolate import chosen_dims
 from diti.edit.invert import Inverted
 from diti.studio import markup, uploads
 from diti.studio.session import Stopped, Visitor
+from diti.studio.turns import Turns
 from diti.studio.world import World
 
 HERE = Path(__file__).parent
 STRIP, UPLOAD, CLICK = ((HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("strip", "upload", "click"))
 SORRY = "Sorry, something went wrong on our side. Please try something else."
+SOON = 0.7  # seconds: what takes less is not worth a bar
+IN_WORDS = {
+    "encoding": "reading the pictures",
+    "subset matrix": "asking each part",
+    "what each axis removes": "weighing the axes",
+}
+PROGRESS = gr.Progress()  # gradio knows whose request is at work
 Work = Callable[..., Iterator[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Desk:
-    """What every tab needs: the model and its data, and the state of whoever looks at the page."""
+    """What every tab needs: the model and its data, who looks at the page, and whose turn it is."""
 
     world: World
     visitor: Any  # gr.State of a Visitor
+    doing: Any  # where the page shows how far long work is
+    turns: Turns = field(default_factory=Turns)
 
     def on(
-        self,
-        trigger: Any,
-        work: Work,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        *,
-        heavy: bool = True,
-        progress: str = "hidden",
+        self, trigger: Any, work: Work, inputs: Sequence[Any], outputs: Sequence[Any], *, heavy: bool = True
     ) -> Any:
-        """Do the work when something happens. Heavy work is done one at a time, first come, first served.
+        """Do the work when something happens. Heavy work is done one at a time, visitors taking turns.
 
         Of one control at most one request waits besides the one at work, so that nobody can fill the queue.
         """
         return trigger(
-            told(work, outputs),
+            told(work, outputs, self.turns if heavy else None),
             [self.visitor, *inputs],
             list(outputs),
-            concurrency_id="model" if heavy else "light",
-            concurrency_limit=1 if heavy else 8,
+            concurrency_limit=None,
             trigger_mode="always_last",
-            show_progress=progress,
+            show_progress="full" if heavy else "hidden",
+            show_progress_on=self.doing,
             api_visibility="private",
         )
 
 
-def told(work: Work, outputs: Sequence[Any] = ()) -> Work:
+def told(work: Work, outputs: Sequence[Any] = (), turns: Turns | None = None) -> Work:
     """The same work, whose faults become a friendly line on the page of the one who asked."""
 
     @functools.wraps(work)
     def run(*given: Any) -> Iterator[Any]:
         visitor = next(item for item in given if isinstance(item, Visitor))
-        visitor.stopping = False
         try:
-            yield from work(*given)
+            yield from in_turns(work(*given), visitor, turns) if turns else work(*given)
         except Stopped:
             yield _only_lines("Stopped.", outputs)
         except InputError as error:
@@ -83,6 +86,31 @@ def told(work: Work, outputs: Sequence[Any] = ()) -> Work:
             yield _only_lines(SORRY, outputs)
 
     return run
+
+
+def in_turns(steps: Iterator[Any], visitor: Visitor, turns: Turns) -> Iterator[Any]:
+    """The same steps, each in a turn of its own, so that others come between a preview and the full picture.
+
+    Long ones tell the page how far they are, and end where the visitor asks to stop.
+    """
+    asked = visitor.stops
+    while True:
+        began = time.perf_counter()
+
+        def follow(label: str, share: float, began: float = began) -> None:
+            if visitor.stops != asked:
+                raise Stopped
+            if time.perf_counter() - began > SOON:
+                PROGRESS(share, desc=IN_WORDS.get(label, label))
+
+        with turns.turn(visitor), followed(follow):
+            if visitor.stops != asked:
+                raise Stopped
+            try:
+                value = next(steps)
+            except StopIteration:
+                return
+        yield value
 
 
 def _only_lines(text: str, outputs: Sequence[Any]) -> Any:

@@ -90,16 +90,16 @@ def launched(world: Any, host: str, port: int, login: tuple[str, str] | None) ->
         from diti.studio.guard import Guard
         from diti.studio.page import HEAD, build_page, style, theme
 
-        local = {"localhost", "127.0.0.1", "::1", host} if is_loopback(host) else None
+        local = frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None
         page = build_page(world)
-        page.queue(max_size=WAITING, default_concurrency_limit=8, api_open=False)
+        page.queue(max_size=WAITING, api_open=False)
         try:
             page.launch(
                 server_name=host, server_port=port, auth=login, share=False, quiet=True, inbrowser=False,
-                prevent_thread_lock=True, show_error=False, footer_links=[], run_history=False,
-                allowed_paths=[], enable_monitoring=False, ssr_mode=False, pwa=False, mcp_server=False,
-                max_file_size=0, state_session_capacity=SESSIONS, theme=theme(), css=style(), head=HEAD,
-                app_kwargs={"middleware": [Middleware(Guard, hosts=frozenset(local) if local else None)]},
+                prevent_thread_lock=True, max_threads=WAITING, show_error=False, footer_links=[],
+                run_history=False, allowed_paths=[], enable_monitoring=False, ssr_mode=False, pwa=False,
+                mcp_server=False, max_file_size=0, state_session_capacity=SESSIONS, theme=theme(), css=style(),
+                head=HEAD, app_kwargs={"middleware": [Middleware(Guard, hosts=local)]},
             )  # fmt: skip
             shown = f"[{host}]" if ":" in host else host
             yield f"http://{shown}:{port}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.core.images import to_float
+from diti.core.progress import progress_bar
 from diti.edit.directions import Direction
 from diti.edit.invert import Inverted
 from diti.representation.models.axis_names import AxisName
@@ -22,8 +23,6 @@ SIDES = ("like", "unlike")  # of examples
 KEPT = 24  # inverted images of a visitor; the one not used for longest makes room
 MOST_EXAMPLES = 24  # of each side
 PREVIEW_STEPS, FULL_STEPS = 6, 25  # decoding; an image is inverted once, with the latter
-
-Watch = Callable[[float], None]  # is told the share that is done
 
 
 class Stopped(Exception):
@@ -40,7 +39,7 @@ class Visitor:
     names: dict[int, AxisName] = field(default_factory=dict)  # of axes, where the model folder keeps none
     part: int = 0  # whose axes are looked at
     axis: int | None = None  # that is turned
-    stopping: bool = False
+    stops: int = 0  # how often the visitor asked to stop
     kept: OrderedDict[str, Inverted] = field(default_factory=OrderedDict)
 
     def image(self, slot: str) -> np.ndarray:
@@ -60,33 +59,24 @@ class Visitor:
     def forget_examples(self) -> None:
         self.examples, self.own = {side: [] for side in SIDES}, None
 
-    def inverted(self, model: DecodingModel, slots: Sequence[str], watch: Watch | None = None) -> Inverted:
+    def inverted(self, model: DecodingModel, slots: Sequence[str]) -> Inverted:
         """The chosen images of some slots with their noise, in one batch; each image is inverted only once."""
-        found = [self._inverted(model, self.image(slot), watch) for slot in slots]
+        found = [self._inverted(model, self.image(slot)) for slot in slots]
         return replace(found[0], z=torch.cat([f.z for f in found]), x_T=torch.cat([f.x_T for f in found]))
 
-    def _inverted(self, model: DecodingModel, pixels: np.ndarray, watch: Watch | None) -> Inverted:
+    def _inverted(self, model: DecodingModel, pixels: np.ndarray) -> Inverted:
         key = hashlib.sha256(pixels.tobytes()).hexdigest()
         if key not in self.kept:
-            self.kept[key] = Inverted.of(model, to_float(pixels[None]), FULL_STEPS, on_step=self.on_step(watch))
+            with progress_bar("looking at the picture", FULL_STEPS, unit="steps", shown=False) as advance:
+                self.kept[key] = Inverted.of(
+                    model, to_float(pixels[None]), FULL_STEPS, on_step=lambda *step: advance()
+                )
         self.kept.move_to_end(key)
         while len(self.kept) > KEPT:
             self.kept.popitem(last=False)
         return self.kept[key]
 
-    def decoded(
-        self, start: Inverted, codes: Tensor, noise: Tensor, steps: int, watch: Watch | None = None
-    ) -> Tensor:
+    def decoded(self, start: Inverted, codes: Tensor, noise: Tensor, steps: int) -> Tensor:
         """Images (N, 3, H, W) in [-1, 1] of codes (N, D) and noise, in so many steps."""
-        return replace(start, sampling_steps=steps).shown(codes, noise, self.on_step(watch))
-
-    def on_step(self, watch: Watch | None = None) -> Callable[[int, int, Tensor], None]:
-        """For samplers: ends the work where the visitor wants to stop, and tells how far it is."""
-
-        def told(index: int, total: int, x: Tensor) -> None:
-            if self.stopping:
-                raise Stopped
-            if watch is not None:
-                watch((index + 1) / total)
-
-        return told
+        with progress_bar("drawing", steps, unit="steps", shown=False) as advance:
+            return replace(start, sampling_steps=steps).shown(codes, noise, lambda *step: advance())

@@ -31,12 +31,11 @@ from diti.studio.parts import (
     strip,
     then_redraw,
 )
-from diti.studio.session import FULL_STEPS, Visitor, Watch
+from diti.studio.session import FULL_STEPS, Visitor
 
 FRAMES = 13  # of the animation
 NEAREST, BEYOND = -0.5, 1.5  # ends of the slider: past the first picture, and past the second
 BOTH = ("a", "b")
-PROGRESS = gr.Progress()  # as a default it is how gradio hands it over
 
 
 class Interpolate:
@@ -63,9 +62,7 @@ class Interpolate:
                 self.ends = html("", elem_classes="recons")
             with gr.Column(scale=2, min_width=220):
                 self.second = picker(desk, "b", "Towards", "the face that lends its part")
-        with gr.Row(elem_classes="buttons"):
-            self.play = gr.Button("▶ Play the way there", variant="primary", elem_id="play", scale=3)
-            self.stop = gr.Button("Stop", elem_id="stop", scale=1)
+        self.play = gr.Button("▶ Play the way there", variant="primary", elem_id="play")
         self.film = html("", elem_classes=["film", "status"])
         self.outputs = [self.first.shown, self.second.shown, *self.shown.parts, self.ends]
         self._connect()
@@ -76,10 +73,7 @@ class Interpolate:
             then_redraw(self.desk, chosen, self.draw, inputs, outputs)
         on(self.span.release, self.draw, inputs, outputs)
         on(self.scale.release, self.draw, inputs, outputs)
-        running = on(self.play.click, self.animate, [self.span], [self.film], progress="full")
-        self.stop.click(
-            _stop, [self.desk.visitor], [self.film], cancels=[running], queue=False, api_visibility="private"
-        )
+        on(self.play.click, self.animate, [self.span], [self.film])
 
     def draw(self, visitor: Visitor, words: str, how_far: float) -> Iterator[Any]:
         """Before and after, then what the model makes of the two ends."""
@@ -92,11 +86,11 @@ class Interpolate:
             yield value, line, gr.skip()
         yield gr.skip(), gr.skip(), self._reconstructions(visitor)
 
-    def animate(self, visitor: Visitor, words: str, progress: Any = PROGRESS) -> Iterator[Any]:
+    def animate(self, visitor: Visitor, words: str) -> Iterator[Any]:
         """All pictures from the first to the second in one batch, as an animation."""
         span = span_of(self.world, words)
         yield markup.note(f"Drawing {FRAMES} pictures …", busy=True)
-        yield _film(self._way(visitor, span, lambda share: progress(share, desc="drawing")))
+        yield _film(self._way(visitor, span))
 
     def opened(self, visitor: Visitor) -> Iterator[Any]:
         """Two faces, and the one made of both."""
@@ -118,20 +112,15 @@ class Interpolate:
         pictures = (visitor.image("a"), as_picture(again[0]), as_picture(again[1]), visitor.image("b"))
         return markup.figures(list(zip(captions, pictures, strict=True)))
 
-    def _way(self, visitor: Visitor, span: str, watch: Watch) -> Interpolation:
+    def _way(self, visitor: Visitor, span: str) -> Interpolation:
         variants = [Variant(span, "a_to_b", round(place / (FRAMES - 1), 3)) for place in range(FRAMES)]
         with self.world.lock:
             start = visitor.inverted(self.world.model, BOTH)
             codes, noise = mix_variants(start.z, start.x_T, variants, self.world.partition, "slerp")
             codes, noise = torch.cat([start.z, codes]), torch.cat([start.x_T, noise])
-            images = visitor.decoded(start, codes, noise, FULL_STEPS, watch)
+            images = visitor.decoded(start, codes, noise, FULL_STEPS)
         ends = to_float(np.stack([visitor.image(slot) for slot in BOTH]))
         return Interpolation(images[2:], tuple(variants), ends, images[:2], self.world.partition)
-
-
-def _stop(visitor: Visitor) -> str:
-    visitor.stopping = True
-    return markup.note("Stopped.")
 
 
 def _film(found: Interpolation) -> str:
