@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from diti.config import DEFAULT_PRESET, SolveConfig, TrainConfig, resolve, train_preset
+from diti.config import DEFAULT_PRESET, SolutionConfig, SolveConfig, TrainConfig, resolve, train_preset
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture
 from diti.data import toyfaces
@@ -40,6 +40,7 @@ class Length:
 
     faces: int  # toy faces to draw
     images: int | None = None  # that the closed form passes over; None: as many as its rule asks for
+    solution: SolutionConfig = field(default_factory=SolutionConfig)
     trained: int = 0  # images that each training on from the solution sees; 0: none
     seeds: tuple[int, ...] = (0,)
     effort: Effort = field(default_factory=Effort)
@@ -48,10 +49,11 @@ class Length:
 
 LENGTHS = {
     "quick": Length(
-        faces=4_000,
-        images=1_344,
+        faces=2_400,
+        images=896,
+        solution=SolutionConfig(stretches=8),
         effort=Effort(
-            faces=4, pairs=2, changes=1, classifier_images=6_400, reconstructed=8, disentanglement=False
+            faces=4, pairs=2, changes=1, classifier_images=4_800, reconstructed=8, disentanglement=False
         ),
         remark="A quick look: solved from few images and scored on few, so the numbers are rough.",
     ),
@@ -128,7 +130,10 @@ def solve_methods(out: Path, data: Path, length: Length) -> list[Path]:
 
 def settings(method: Solvable, seed: int, data: Path, length: Length) -> SolveConfig:
     """`diti solve --method METHOD --images N` on the shipped backbone."""
-    return SolveConfig(method=method, data=str(data), backbone=DEFAULT_PRESET, images=length.images, seed=seed)
+    return SolveConfig(
+        method=method, data=str(data), backbone=DEFAULT_PRESET, images=length.images, seed=seed,
+        solution=length.solution,
+    )  # fmt: skip
 
 
 def plan_training(data: Path, length: Length) -> Plan | None:

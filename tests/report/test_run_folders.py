@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diti.config import TrainConfig, TrainingConfig, ViewsConfig, to_yaml, train_preset
+from diti.config import SolutionConfig, TrainConfig, TrainingConfig, ViewsConfig, to_yaml, train_preset
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, write_json
 from diti.data.prepare import prepare
@@ -146,6 +146,7 @@ def test_labels_say_what_differs_from_the_preset(changes, label):
 def test_labels_follow_the_preset():
     """64 subsets are usual at the authors' size; a preset that is no longer known leaves the plain defaults."""
     assert label_of(replace(train_preset("celeba64"), subsets=64)) == "DiTi"
+    assert label_of(replace(USUAL, solution=SolutionConfig(stretches=8, tau=0.1))) == "DiTi, tau = 0.1"
     assert label_of(replace(TrainConfig(), preset="gone", subsets=64)) == "DiTi, k = 64"
 
 

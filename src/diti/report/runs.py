@@ -42,6 +42,7 @@ SPECIAL_WORDS = {
     ("views.augment", "no-colour"): "without colour augmentation",
     ("start", "copy"): "from the backbone",
 }
+FINENESS = ("stretches", "pixel_axes", "whitened", "tolerance")  # of a solution: how finely it is computed
 MEASURED = {
     "probe": "probe.json",
     "analysis": "analysis/analysis.json",
@@ -246,11 +247,11 @@ def count_numbers(file: Path) -> int:
 def label_of(config: TrainConfig, only: Sequence[str] | None = None) -> str:
     """The method's name and its settings that differ from the preset's (of these, `only` the named ones).
 
-    How long and on what it was trained is left to the tables.
+    How long and on what it was trained, and how finely it was solved, is left to the tables.
     """
     config = effective(resolve(config))
     name = title_of(config.method)
-    skipped = frozenset({"method", "preset", "data", "backbone", "training", "detach", "start"})
+    skipped = frozenset({"method", "preset", "data", "backbone", "training", "detach", "start", *FINENESS})
     changed = differences(_usual(config, config.start), config, skipped)
     changed += ["start"] if config.start != _usual(config, "auto").start else []
     if config.method == "diti":

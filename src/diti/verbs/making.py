@@ -26,7 +26,7 @@ from diti.verbs.common import (
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Solve DiTi and PDAE on the built-in faces, measure both and write one page; no download, five minutes."""
+    """Solve DiTi and PDAE on the built-in faces, measure both and write one page; no download, four minutes."""
 
     out: File = None  # folder for all of it; by default runs/demo, runs/demo-quick or runs/demo-full
     quick: bool = False  # two minutes, rough numbers
