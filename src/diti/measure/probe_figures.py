@@ -92,11 +92,14 @@ def save_matrix(matrix: SubsetMatrix, times: Sequence[int], path: Path) -> Path:
         "subset alone, above chance": (matrix.alone - matrix.chance)[:, order],
         "lost without the subset": (matrix.full - matrix.without)[:, order],
     }
+    tell_apart = len(set(times)) == len(times)  # not so where several subsets are seen from the same time on
+    words = "subset, by the time-step at which it starts" if tell_apart else "subset, from fine to coarse"
+    labels = times if tell_apart else range(len(times))
     for axes, (title, values) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
         image = axes.imshow(np.maximum(values.T, 0), aspect="auto", cmap="Blues", vmin=0)
-        axes.set(title=title, xlabel="subset, by the time-step at which it starts")
+        axes.set(title=title, xlabel=words)
         shown = range(0, len(times), max(1, len(times) // 8))
-        axes.set_xticks(list(shown), [str(times[i]) for i in shown])
+        axes.set_xticks(list(shown), [str(labels[i]) for i in shown])
         axes.set_yticks(range(len(names)), names, fontsize=8)
         figure.colorbar(image, ax=axes, shrink=0.6)
     return save_figure(figure, path)
