@@ -47,7 +47,7 @@ def one_step(method: Method, config: TrainConfig, data: Dataset) -> Callable[[],
     objective = method.build(config, load_backbone(PRESET), data)
     accelerator = Accelerator(cpu=True)
     weights = Weights(objective, config.training)
-    model, optimizer = accelerator.prepare(objective, weights.adam)
+    model, optimizer = accelerator.prepare(objective, weights.optimizer)
     batches = training_batches(data, 0, flip=True)
     return lambda: step(model, optimizer, batches, 0, config.training, accelerator)
 

@@ -51,7 +51,7 @@ def bench(name: str, verb: str, folder: str) -> None:
     config = TrainingConfig(train_batch_size=batch)
     accelerator = Accelerator(cpu=True)
     weights = Weights(objective, config)
-    model, optimizer = accelerator.prepare(objective, weights.adam)
+    model, optimizer = accelerator.prepare(objective, weights.optimizer)
     batches = training_batches(data, 0, flip=True)
     pixels, draws = to_float(data.images[:batch]), Draws(0, 0, batch)
 

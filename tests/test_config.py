@@ -29,6 +29,7 @@ from diti.config import (
 from diti.core.errors import InputError
 
 CONFIGS = (
+    PretrainConfig,
     BackboneConfig, EncoderConfig, GANConfig, SolutionConfig, SolveConfig, TrainConfig, TrainingConfig, VAEConfig,
     ViewsConfig,
 )  # fmt: skip

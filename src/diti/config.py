@@ -57,6 +57,7 @@ RANGES: dict[str, Range] = {
     "encoder_rate": Range(0, 1, hint="0 keeps the encoder"),
     "images": COUNT, "minutes": _POSITIVE, "train_batch_size": Range(1, 1_000_000),
     "gradient_accumulation_steps": Range(1, 1_000_000),
+    "adam_beta2": Range(0, 1, open=(1,)),
     "learning_rate": _POSITIVE, "lr_warmup_images": _OFF, "max_grad_norm": _OFF,
     "ema_decay": Range(0, 1, open=(1,)), "log_images": COUNT, "validate_images": COUNT,
     "checkpoint_images": COUNT, "seed": SEEDS,
@@ -157,6 +158,10 @@ class PretrainConfig(Settings):
     preset: str = DEFAULT_PRESET  # auto: by size and number of the images, and the machine
     data: str = ""
     init: str | None = None  # fine-tune this backbone instead of starting from random weights
+    optimizer: Literal["adam", "muon"] = "adam"  # muon: for the matrices inside the network; fewer images do
+    adam_beta2: float = (
+        0.99  # share of its mean square gradient that Adam keeps per step; 0.999 can fall at high rates
+    )
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

@@ -298,7 +298,7 @@ def test_a_batch_whose_images_are_compared_is_never_cut(tmp_path):
 
 
 def test_adam_has_the_betas_of_the_objective():
-    assert [Weights(o, CONFIG).adam.defaults["betas"] for o in (Regression(), Comparing())] == [
+    assert [Weights(o, CONFIG).optimizer.defaults["betas"] for o in (Regression(), Comparing())] == [
         (0.9, 0.999),
         (0.25, 0.5),
     ]

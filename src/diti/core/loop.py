@@ -75,7 +75,7 @@ def train(
     standing = Standing.begin(weights, run, accelerator, Pace.of(config.images, config.minutes))
     pace = standing.pace
     watch = Watch(pace, config, standing.images)
-    model, optimizer = accelerator.prepare(objective, weights.adam)
+    model, optimizer = accelerator.prepare(objective, weights.optimizer)
     log = IntervalLog(run, accelerator, standing.images)
     main = accelerator.is_main_process
     with (

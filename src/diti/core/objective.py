@@ -41,6 +41,10 @@ class Objective(nn.Module):
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         raise TypeError(f"{type(self).__name__} does not define its loss")
 
+    def is_inner(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether Muon trains the parameter, a matrix inside a network, and not Adam."""
+        return False
+
     def rate_factor(self, name: str) -> float:
         """What the learning rate is multiplied by for the parameter of that name."""
         return 1.0

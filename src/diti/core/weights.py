@@ -11,28 +11,33 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
+from diti.core.muon import MuonAdam
 from diti.core.objective import Objective
 
 
 class Weights:
-    """Trained parameters by name, their moving average, buffers, and Adam."""
+    """Trained parameters by name, their moving average, buffers, and the optimiser."""
 
     def __init__(self, objective: Objective, config: TrainingConfig) -> None:
         self.params = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         self.buffers = dict(objective.named_buffers())
         self.average = {name: p.detach().clone() for name, p in self.params.items()}
-        factors = {name: objective.rate_factor(name) for name in self.params}
+        kinds = {n: (objective.rate_factor(n), objective.is_inner(n, p)) for n, p in self.params.items()}
         groups = [
-            {"params": [p for name, p in self.params.items() if factors[name] == factor], "factor": factor}
-            for factor in sorted(set(factors.values()))
+            {
+                "params": [p for n, p in self.params.items() if kinds[n] == (f, inner)],
+                "factor": f,
+                "orthogonal": inner,
+            }
+            for f, inner in sorted(set(kinds.values()))
         ]
-        self.adam = torch.optim.Adam(groups, lr=config.learning_rate, betas=objective.betas, fused=True)
+        self.optimizer = MuonAdam(groups, lr=config.learning_rate, betas=objective.betas, fused=True)
         self.decay = config.ema_decay
 
     @torch.no_grad()
     def set_rate(self, rate: float) -> None:
         """Learning rate of the next step; parts may have a factor of their own."""
-        for group in self.adam.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
 
     def update_average(self, step: int) -> None:
@@ -59,7 +64,7 @@ class Weights:
         for name, param in self.params.items():
             found[f"weights/{name}"] = param
             found[f"average/{name}"] = self.average[name]
-            for key, value in self.adam.state.get(param, {}).items():
+            for key, value in self.optimizer.state.get(param, {}).items():
                 found[f"adam.{key}/{name}"] = value
         return found | {f"buffer/{name}": value for name, value in self.buffers.items()}
 
@@ -79,9 +84,9 @@ class Weights:
             self.average[name].copy_(tensors[f"average/{name}"])
         for name, buffer in self.buffers.items():
             buffer.copy_(tensors[f"buffer/{name}"])
-        self.adam.state.clear()  # of a beginning there is none
+        self.optimizer.state.clear()  # of a beginning there is none
         for full, value in tensors.items():
             if full.startswith("adam."):
                 key, name = full.removeprefix("adam.").split("/", 1)
                 where = "cpu" if key == "step" else self.params[name].device
-                self.adam.state[self.params[name]][key] = value.to(where)
+                self.optimizer.state[self.params[name]][key] = value.to(where)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diti.config import PretrainConfig
 from diti.core.images import grid, save_picture, to_uint8
@@ -33,9 +33,15 @@ class Denoising(Objective):
 
     must_gain = 0.5
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Backbone, optimizer: str = "adam", beta2: float = 0.99) -> None:
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.with_muon = backbone, optimizer == "muon"
+        self.betas = (0.9, beta2)
+
+    def is_inner(self, name: str, parameter: nn.Parameter) -> bool:
+        """Muon is for what lies between the first layer and the last."""
+        at_the_ends = "conv_in." in name or "conv_out." in name
+        return self.with_muon and parameter.ndim >= 2 and not at_the_ends
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         steps = self.backbone.timesteps
@@ -84,7 +90,7 @@ def pretrain(config: PretrainConfig, out: Path, begun: Callable[[], None] = lamb
         if accelerator.is_main_process and (few := warning(len(dataset.rows("train")))):
             print(few)
         weights = train(
-            Denoising(backbone),
+            Denoising(backbone, config.optimizer, config.adam_beta2),
             training_batches(dataset, config.training.seed, flip=config.training.flip),
             config.training,
             run,

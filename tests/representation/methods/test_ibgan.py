@@ -224,15 +224,15 @@ def test_it_learns_a_few_images(config, data):
     """After some steps on 16 images the code is told from what is drawn, which looks more like these images."""
     objective = find_method("ibgan").build(config, None, open_data(data, 16))
     real, weights = images(data), Weights(objective, LENGTH)
-    for group in weights.adam.param_groups:
+    for group in weights.optimizer.param_groups:
         group["lr"] = 2e-3 * group["factor"]
     reports, distances = [], []
     for step in range(160):
         distances.append((draw_images(objective.generator, 16).mean(0) - real.mean(0)).square().mean().item())
         reports.append(objective(real, Draws(0, 16 * step, 16)))
-        weights.adam.zero_grad()
+        weights.optimizer.zero_grad()
         reports[-1].total.backward()
-        weights.adam.step()
+        weights.optimizer.step()
     first, last = reports[0].parts, reports[-1].parts
     assert last["information"] > first["information"] + 0.05 and last["information"] > 0.05
     assert last["bottleneck"] > last["information"], "one bound is below I(z; r), one above"

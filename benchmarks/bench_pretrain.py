@@ -1,0 +1,130 @@
+"""Which recipe of `diti pretrain` learns most from its images, and whether any of them falls.
+
+`python -m benchmarks.bench_pretrain DATA OUT` trains each recipe with each seed, two at a time with one thread
+each; a run that is there already is continued or kept. `--preset`, `--images`, `--seeds` and `--recipes` choose.
+Printed for each: the validation loss in the end (fixed images, time-steps and noise), how often it fell, and its
+speed as a share of the first recipe's. `--purpose` adds what the backbone is for: the AP on validation images and
+the loss removed of what `diti solve` finds over it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.bench_encoder import validation_ap, validation_split
+from diti.core.runs import RunFolder, read_json
+from diti.data.sources import open_data
+from diti.representation.features import encode_dataset
+from diti.representation.models.loading import load
+
+BEFORE = "--optimizer adam --adam-beta2 0.999"
+RECIPES = {  # options over the preset's
+    "before": BEFORE,
+    "adam": "--optimizer adam",
+    "muon": "--optimizer muon",
+    "adam, rate 1e-3": "--optimizer adam --learning-rate 1e-3",
+    "muon, rate 1e-3": "--optimizer muon --learning-rate 1e-3",
+    "muon, rate 4e-3": "--optimizer muon --learning-rate 4e-3",
+    "muon, warm-up twice as long": "--optimizer muon --lr-warmup-images 12800",
+    "muon, batches of 16": "--optimizer muon --train-batch-size 16",
+    "muon, batches of 64": "--optimizer muon --train-batch-size 64",
+    "muon, v": "--optimizer muon --prediction v_prediction",
+    "muon, no flips": "--optimizer muon --no-flip",
+    "muon, shorter average": "--optimizer muon --ema-decay 0.99",
+}
+LANES, SOLVED_ON = 2, 2_048
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to."""
+
+    loss: float
+    falls: int
+    images_per_s: float
+
+
+def main(words: list[str] | None = None) -> None:
+    options = parser().parse_args(words)
+    jobs = [(name, seed) for name in options.recipes for seed in range(options.seeds)]
+    options.out.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(LANES) as lanes:
+        ended = dict(zip(jobs, lanes.map(lambda job: run(job[0], job[1], options), jobs), strict=True))
+    print(f"{options.preset} on {options.data}, {options.images:,} images, {options.seeds} seeds")
+    speed = np.mean([ended[options.recipes[0], seed].images_per_s for seed in range(options.seeds)])
+    for name in options.recipes:
+        outcomes = [ended[name, seed] for seed in range(options.seeds)]
+        losses = " ".join(f"{outcome.loss:.4f}" for outcome in outcomes)
+        pace = np.mean([outcome.images_per_s for outcome in outcomes]) / speed
+        falls = sum(outcome.falls for outcome in outcomes)
+        line = f"{name:<30}{np.mean([o.loss for o in outcomes]):8.4f}  ({losses}){falls:4} falls{pace:6.2f} ×"
+        print(line + (purpose(name, options) if options.purpose else ""), flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="python -m benchmarks.bench_pretrain", description=(__doc__ or "").split("\n")[0]
+    )
+    found.add_argument("data")
+    found.add_argument("out", type=Path)
+    found.add_argument("--preset", default="celeba32")
+    found.add_argument("--images", type=int, default=25_600)
+    found.add_argument("--seeds", type=int, default=2)
+    found.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), metavar="NAME")
+    found.add_argument("--purpose", action="store_true")
+    return found
+
+
+def folder_of(name: str, seed: int, options: argparse.Namespace) -> Path:
+    place: Path = options.out
+    return place / f"{options.preset}-{name.replace(', ', '-').replace(' ', '-')}-s{seed}"
+
+
+def run(name: str, seed: int, options: argparse.Namespace) -> Outcome:
+    """Pretrain by one recipe, and read its log."""
+    folder = folder_of(name, seed, options)
+    words = ["--preset", options.preset, "--data", options.data, "--out", folder, "--seed", seed]
+    words += ["--images", options.images, *RECIPES[name].split()]
+    diti("pretrain", words, folder.with_suffix(".txt"))
+    log = RunFolder(folder).read_log()
+    steps = [record for record in log if "images_per_s" in record]
+    return Outcome(
+        loss=next(r["validation_loss"] for r in reversed(log) if "validation_loss" in r),
+        falls=sum("fall" in record for record in log),
+        images_per_s=float(np.median([record["images_per_s"] for record in steps])),
+    )
+
+
+def purpose(name: str, options: argparse.Namespace) -> str:
+    """Of the first seed: mean AP of a linear probe on the solved code, and the loss that the code removes."""
+    backbone = folder_of(name, 0, options)
+    solved = backbone.with_name(f"{backbone.name}-solved")
+    words = ["--data", options.data, "--backbone", backbone, "--images", SOLVED_ON, "--out", solved]
+    diti("solve", words, solved.with_suffix(".txt"))
+    model = load(solved)
+    dataset = open_data(options.data, model.size)
+    rows, splits = validation_split(dataset)
+    ap = validation_ap(encode_dataset(model, dataset)[rows], dataset, rows, splits)
+    return f"  AP {ap:.3f}  removed {read_json(solved / 'checks.json')['loss_removed']:.1%}"
+
+
+def diti(verb: str, words: list[Any], log: Path) -> None:
+    """One command with one thread; what it says is kept."""
+    with log.open("w", encoding="utf-8") as said:
+        subprocess.run(
+            [sys.executable, "-m", "diti", verb, *map(str, words)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, stdout=said, stderr=said,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Muon's step against the singular value decomposition and a slow loop; everything else is Adam, bit for bit."""
+
+import pytest
+import torch
+
+from diti.core.muon import MOMENTUM, MuonAdam, orthogonal
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (8, 30), (30, 8), (1, 5), (6, 1)])
+def test_the_nearest_orthogonal_matrix(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+    turned = u.T @ orthogonal(matrix) @ vt.T  # diagonal where it has the singular vectors of the matrix
+    values = turned.diagonal()
+    torch.testing.assert_close(turned, torch.diag(values), atol=1e-9, rtol=0)
+    clear = s / s.norm() > 0.01  # the polynomial lifts tiny values only part of the way
+    assert ((values[clear] > 0.6) & (values[clear] < 1.3)).all()
+    assert orthogonal(torch.zeros(shape)).abs().max() == 0, "nothing is learned from no gradient"
+
+
+def parameters():
+    rng = torch.Generator().manual_seed(2)
+    return [torch.nn.Parameter(torch.randn(shape, generator=rng)) for shape in ((6, 4, 3, 3), (5, 7), (7,))]
+
+
+def gradients(step):
+    rng = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(p.shape, generator=rng) for p in parameters()]
+
+
+def test_steps_equal_a_slow_loop_and_adam():
+    ours, alone, loop = parameters(), parameters(), [p.detach().clone() for p in parameters()[:2]]
+    groups = [{"params": ours[:2], "orthogonal": True}, {"params": ours[2:], "orthogonal": False}]
+    both, adam = MuonAdam(groups, lr=0.01, fused=True), torch.optim.Adam(alone[2:], lr=0.01, fused=True)
+    momenta = [torch.zeros_like(p) for p in loop]
+    for step in range(4):
+        for parameter, gradient in zip(ours, gradients(step), strict=True):
+            parameter.grad = gradient
+        alone[2].grad = gradients(step)[2]
+        both.step()
+        adam.step()
+        for place, gradient in enumerate(gradients(step)[:2]):
+            momenta[place] = MOMENTUM * momenta[place] + (1 - MOMENTUM) * gradient
+            wanted = MOMENTUM * momenta[place] + (1 - MOMENTUM) * gradient
+            rows, columns = len(wanted), wanted[0].numel()
+            turned = orthogonal(wanted.reshape(rows, columns)).reshape(wanted.shape)
+            loop[place] -= 0.01 * 0.2 * max(rows, columns) ** 0.5 * turned
+    assert torch.equal(ours[2], alone[2])
+    for parameter, expected in zip(ours, loop, strict=False):
+        torch.testing.assert_close(parameter.detach(), expected, atol=1e-5, rtol=0)
+    assert len(both.param_groups) == 2 and set(both.state[ours[0]]) == {"momentum"}
+
+
+def test_a_step_is_about_as_large_as_one_of_adam():
+    ours, alone = parameters()[:1], parameters()[:1]
+    both, adam = MuonAdam([{"params": ours, "orthogonal": True}], lr=0.01), torch.optim.Adam(alone, lr=0.01)
+    for step in range(20):
+        ours[0].grad = alone[0].grad = gradients(step)[0]
+        before = [ours[0].detach().clone(), alone[0].detach().clone()]
+        both.step()
+        adam.step()
+    sizes = [(p[0] - b).square().mean().sqrt() for p, b in zip((ours, alone), before, strict=True)]
+    assert 0.5 < sizes[0] / sizes[1] < 2
+
+
+def test_what_has_no_gradient_stays():
+    ours = parameters()
+    groups = [{"params": ours[:2], "orthogonal": True}, {"params": ours[2:], "orthogonal": False}]
+    MuonAdam(groups, lr=1.0).step()
+    assert all(torch.equal(p, q) for p, q in zip(ours, parameters(), strict=True))
