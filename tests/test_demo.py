@@ -16,7 +16,8 @@ from tiny import tiny_backbone
 
 from diti.cli import main
 from diti.core.errors import InputError
-from diti.demo import FEWEST_FACES, LENGTHS, choose_length, plan_training, training_adds
+from diti.demo import FEWEST_FACES, LENGTHS, choose_length, plan_training, settings, training_adds
+from diti.representation.solve.start import solve_settings
 
 # What the demo does, with other networks: those in the box take minutes of what every run and stage checks.
 SMALL = """
@@ -131,6 +132,14 @@ def test_lengths_are_chosen_by_their_options():
         choose_length(True, True, None, 0)
     with pytest.raises(InputError, match=str(FEWEST_FACES)):
         choose_length(True, False, 10, 0)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_trainings_start_from_the_solutions_beside_them(quick, tmp_path):
+    length = choose_length(quick, False, None, 64)[1]
+    for name, config in plan_training(tmp_path, length).runs.items():
+        method, seed = name.split("-s")
+        assert solve_settings(config) == settings(method, int(seed), tmp_path, length)
 
 
 def test_what_training_adds_is_told(tmp_path):

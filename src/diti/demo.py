@@ -83,6 +83,8 @@ def choose_length(quick: bool, full: bool, faces: int | None, train: int) -> tup
         raise InputError(f"--faces is {faces}; 128 dims and their probes need {FEWEST_FACES} faces or more")
     usual = LENGTHS[name]
     length = dataclasses.replace(usual, faces=faces or usual.faces, trained=train)
+    if train:  # it starts from a solution by the rule; with any other it would not be known what it adds
+        length = dataclasses.replace(length, images=None, solution=SolutionConfig())
     folder = "demo" if name == "normal" else f"demo-{name}"
     return f"{folder}-train" if train else folder, length
 
