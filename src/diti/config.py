@@ -297,6 +297,7 @@ def _preset(
     images: int,
     batch: int,
     rate: float,
+    optimizer: Literal["adam", "muon"],
     purpose: str,
     **training: Any,
 ) -> Preset:
@@ -304,7 +305,7 @@ def _preset(
         size=size, unshuffle=unshuffle, channels=channels, layers=layers, attention=attention, head_channels=head
     )
     length = TrainingConfig(images=images, train_batch_size=batch, learning_rate=rate, **training)
-    return Preset(PretrainConfig(backbone=shape, training=length), purpose)
+    return Preset(PretrainConfig(backbone=shape, optimizer=optimizer, training=length), purpose)
 
 
 def _train_preset(
@@ -479,12 +480,12 @@ _LONG = {
 
 # fmt: off
 PRESETS: dict[str, Preset] = {
-    # name                size fold widths                     layers attention head  images      batch rate
-    "toyfaces32": _preset(32,  2,   (32, 32, 64),              1,     (8,),     16,      660_000,  32,  2e-3, "the built-in faces on a laptop, under an hour", **_QUICK),
-    "celeba32":   _preset(32,  2,   (64, 64, 128),             1,     (8,),     32,      400_000,  32,  2e-3, "real faces on a laptop, about an hour", **_QUICK),
-    "celeba64":   _preset(64,  1,   (64, 128, 256, 512),       2,     (16,),    64,   38_000_000, 128,  1e-4, "CelebA at the paper's size, on a GPU", **_LONG),
-    "ffhq128":    _preset(128, 1,   (128, 128, 256, 384, 512), 2,     (16,),    64,   64_000_000, 128,  1e-4, "FFHQ at the paper's size, on GPUs", **_LONG),
-    "bedroom128": _preset(128, 1,   (128, 128, 256, 384, 512), 2,     (16,),    64,  120_000_000, 128,  1e-4, "LSUN bedrooms at the paper's size, on GPUs; no flip", **{**_LONG, "flip": False}),
+    # name                size fold widths                     layers attention head  images      batch rate  by
+    "toyfaces32": _preset(32,  2,   (32, 32, 64),              1,     (8,),     16,      660_000,  32,  2e-3, "muon", "the built-in faces on a laptop, under an hour", **_QUICK),
+    "celeba32":   _preset(32,  2,   (64, 64, 128),             1,     (8,),     32,      400_000,  32,  2e-3, "muon", "real faces on a laptop, about an hour", **_QUICK),
+    "celeba64":   _preset(64,  1,   (64, 128, 256, 512),       2,     (16,),    64,   38_000_000, 128,  1e-4, "adam", "CelebA at the paper's size, on a GPU", **_LONG),
+    "ffhq128":    _preset(128, 1,   (128, 128, 256, 384, 512), 2,     (16,),    64,   64_000_000, 128,  1e-4, "adam", "FFHQ at the paper's size, on GPUs", **_LONG),
+    "bedroom128": _preset(128, 1,   (128, 128, 256, 384, 512), 2,     (16,),    64,  120_000_000, 128,  1e-4, "adam", "LSUN bedrooms at the paper's size, on GPUs; no flip", **{**_LONG, "flip": False}),
 }
 
 TRAIN_PRESETS: dict[str, TrainConfig] = {

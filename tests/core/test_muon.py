@@ -48,7 +48,7 @@ def test_steps_equal_a_slow_loop_and_adam():
     assert torch.equal(ours[2], alone[2])
     for parameter, expected in zip(ours, loop, strict=False):
         torch.testing.assert_close(parameter.detach(), expected, atol=1e-5, rtol=0)
-    assert len(both.param_groups) == 2 and set(both.state[ours[0]]) == {"momentum"}
+    assert len(both.param_groups) == 2 and set(both.state[ours[0]]) == {"step", "momentum"}
 
 
 def test_a_step_is_about_as_large_as_one_of_adam():
@@ -61,6 +61,22 @@ def test_a_step_is_about_as_large_as_one_of_adam():
         adam.step()
     sizes = [(p[0] - b).square().mean().sqrt() for p, b in zip((ours, alone), before, strict=True)]
     assert 0.5 < sizes[0] / sizes[1] < 2
+
+
+def test_a_loaded_state_goes_on_as_the_saved_one():
+    made = []
+    for loads in (False, True):
+        ours = parameters()
+        groups = [{"params": ours[:2], "orthogonal": True}, {"params": ours[2:], "orthogonal": False}]
+        both = MuonAdam(groups, lr=0.01)
+        for step in range(4):
+            for parameter, gradient in zip(ours, gradients(step), strict=True):
+                parameter.grad = gradient
+            both.step()
+            if loads:
+                both.load_state_dict(both.state_dict())
+        made.append(ours)
+    assert all(torch.equal(p, q) for p, q in zip(*made, strict=True))
 
 
 def test_what_has_no_gradient_stays():

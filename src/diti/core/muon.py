@@ -40,8 +40,9 @@ class MuonAdam(torch.optim.Adam):
         """θ ← θ − rate · 0.2 √max(m, n) · orthogonal(Nesterov momentum); a convolution is a matrix of filters."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
+        if "momentum" not in state:  # the step is for Adam, which asks for it when a state is loaded
+            state["step"], state["momentum"] = torch.zeros(()), torch.zeros_like(parameter)
+        state["step"] += 1
         momentum = state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         matrix = gradient.lerp(momentum, MOMENTUM).flatten(1)
         size = AS_ADAM * math.sqrt(max(matrix.shape))
