@@ -18,6 +18,17 @@ def test_the_nearest_orthogonal_matrix(shape):
     assert orthogonal(torch.zeros(shape)).abs().max() == 0, "nothing is learned from no gradient"
 
 
+@pytest.mark.parametrize("shape", [(12, 12), (8, 300), (300, 8)])
+def test_it_is_the_iteration_over_the_whole_matrix(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    x = (matrix / matrix.norm()).double()
+    for _ in range(5):
+        x = 3.4445 * x - 4.7750 * (x @ x.T @ x) + 2.0315 * (x @ x.T @ x @ x.T @ x)
+    torch.testing.assert_close(orthogonal(matrix).double(), x, atol=1e-4, rtol=0)
+    flat = matrix @ torch.diag(10.0 ** -torch.linspace(0, 12, shape[1]))  # with directions that float32 cannot see
+    assert torch.linalg.matrix_norm(orthogonal(flat), 2) < 1.4
+
+
 def parameters():
     rng = torch.Generator().manual_seed(2)
     return [torch.nn.Parameter(torch.randn(shape, generator=rng)) for shape in ((6, 4, 3, 3), (5, 7), (7,))]

@@ -54,7 +54,20 @@ def orthogonal(matrix: Tensor) -> Tensor:
     a, b, c = COEFFICIENTS
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = wide / (wide.norm() + 1e-7)
-    for _ in range(ITERATIONS):
-        square = x @ x.T
-        x = a * x + torch.addmm(square, square, square, beta=b, alpha=c) @ x
-    return x if wide is matrix else x.T
+    # X ← (a + b S + c S²) X with S = X Xᵀ. All factors are polynomials of the first S, so that the rows alone are
+    # iterated and X, which is many times as wide, is multiplied once.
+    square = x @ x.T
+    product = factor = _polynomial(square, a, b, c)
+    for _ in range(ITERATIONS - 1):
+        square = factor @ square @ factor
+        factor = _polynomial(square, a, b, c)
+        product = factor @ product
+    turned = product @ x
+    return turned if wide is matrix else turned.T
+
+
+def _polynomial(square: Tensor, a: float, b: float, c: float) -> Tensor:
+    """a + b S + c S² of a square matrix S."""
+    found = torch.addmm(square, square, square, beta=b, alpha=c)
+    found.diagonal().add_(a)
+    return found
