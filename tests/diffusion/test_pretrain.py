@@ -194,6 +194,16 @@ def test_data_of_another_size_is_refused(tmp_path, capsys):
     assert "images are 32 px but the backbone is for 16 px" in capsys.readouterr().err
 
 
+def test_muon_trains_the_matrices_inside():
+    backbone = build_backbone(dataclasses.replace(SHAPE, attention=(4,)), 0)
+    by_muon = Denoising(backbone, "muon")
+    inner = {name for name, p in by_muon.named_parameters() if by_muon.is_inner(name, p)}
+    parts = ("resnets.0.conv1", "resnets.0.conv2", "conv_shortcut", "to_q", "to_out.0", "downsamplers.0.conv")
+    assert all(any(part in name for name in inner) for part in parts)
+    assert not any(part in name for name in inner for part in ("conv_in", "conv_out", "time_emb", "norm", "bias"))
+    assert not any(Denoising(backbone).is_inner(name, p) for name, p in by_muon.named_parameters())
+
+
 def test_the_loss_is_eq_3_in_its_eps_form():
     """Against a slow loop over images: noise them one by one by the definition of q(x_t | x0)."""
     backbone = build_backbone(SHAPE, seed=0).eval()

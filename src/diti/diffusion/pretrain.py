@@ -39,9 +39,9 @@ class Denoising(Objective):
         self.betas = (0.9, beta2)
 
     def is_inner(self, name: str, parameter: nn.Parameter) -> bool:
-        """Muon is for what lies between the first layer and the last."""
-        at_the_ends = "conv_in." in name or "conv_out." in name
-        return self.with_muon and parameter.ndim >= 2 and not at_the_ends
+        """Muon is for what lies between the first layer and the last; how time enters is better left to Adam."""
+        by_adam = any(part in name for part in ("conv_in.", "conv_out.", "time_emb"))
+        return self.with_muon and parameter.ndim >= 2 and not by_adam
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         steps = self.backbone.timesteps
