@@ -288,7 +288,7 @@ NEXT = {  # verb: its words, the work that is not done here, and what that retur
     "manipulate": ([FOLDER, "a.png", "--attribute", "smile", "--data", FOLDER],
                    "diti.edit.manipulate.manipulate_files", ["done"]),
     "train-latent": ([FOLDER, "--data", FOLDER], "diti.representation.train_latent.fit_latent", {}),
-    "sweep": (["x.yaml", "--out", FOLDER], "diti.sweep.run_sweep", []),
+    "sweep": (["x.yaml", "--out", FOLDER], "diti.sweep.plans.run_sweep", []),
 }  # fmt: skip
 
 
@@ -299,8 +299,8 @@ def test_the_next_command_can_be_typed_as_it_stands(verb, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     if work is not None:
         monkeypatch.setattr(work, lambda *given, **named: result)
-    plan, model = SimpleNamespace(runs={"a": SimpleNamespace(data=FOLDER)}), SimpleNamespace(has_noise=True)
-    monkeypatch.setattr("diti.sweep.read_plan", lambda path: plan)
+    plan, model = SimpleNamespace(data=FOLDER), SimpleNamespace(has_noise=True)
+    monkeypatch.setattr("diti.sweep.plans.read_plan", lambda path: plan)
     monkeypatch.setattr("diti.representation.models.loading.load_with_decoder", lambda name: model)
     assert main([verb, *words]) == 0
     line = capsys.readouterr().out.splitlines()[-1]

@@ -52,7 +52,7 @@ METHODS_THAT_CALL_UP = {
 }
 # Who starts commands builds them from the records of their options, imported when the commands are planned.
 COMMANDS_THAT_ARE_STARTED = {
-    "sweep.py": {"diti.verbs.making"},
+    "sweep/trainings.py": {"diti.verbs.making"},
     "report/evidence.py": {"diti.verbs.exploring", "diti.verbs.measuring"},
 }
 TOP = {"cli", "verbs", "demo", "__main__", ""}  # may import anything

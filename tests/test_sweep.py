@@ -24,7 +24,9 @@ from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.representation.train import train_model
-from diti.sweep import Plan, check_plan, plan_from, read_plan, run_sweep
+from diti.sweep.file import varied
+from diti.sweep.plans import plan_from, read_plan, run_sweep
+from diti.sweep.trainings import Plan, check_plan
 
 SWEEPS = Path(__file__).resolve().parents[1] / "sweeps"
 BASE = {"data": "toyfaces:64", "backbone": "toyfaces32"}
@@ -55,7 +57,7 @@ def test_names_and_settings_of_runs():
     )
     assert plan.runs["own-s5"] == expected
     assert plan.runs["plain-s3"].code == preset.code and plan.runs["plain-s3"].training.seed == 3
-    assert plan.varied() == ["training.seed", "detach", "code.code_dim"]
+    assert varied(plan.runs) == ["training.seed", "detach", "code.code_dim"]
 
 
 def test_a_grid_multiplies_out():

@@ -235,6 +235,7 @@ class SolveConfig(Settings):
     backbone: str = ""  # frozen diffusion model: a folder, a shipped name or a hub id
     code_dim: int = 128  # D, length of z
     subsets: int = 16  # K, parts of z, each visible from a measured time-step on
+    partition: Literal["matched", "staged-even", "staged", "balanced"] = "matched"  # diti: or a cut made by hand
     images: int | None = None  # images of the pass; by default as many as needed, see tolerance
     encoder_time: tuple[int, ...] = (50,)  # time-steps at which the clean image enters the backbone's down path
     encoder_path: Literal["down", "whole"] = "down"  # features of the backbone's down path, or of the whole U-Net

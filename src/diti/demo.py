@@ -25,7 +25,7 @@ from diti.report.build import Report, report
 from diti.report.evidence import Effort
 from diti.report.runs import Run
 from diti.report.terminal import print_table
-from diti.sweep import Plan, check_plan, run_sweep
+from diti.sweep.trainings import Plan, check_plan, run_trainings
 
 Solvable = Literal["diti", "pdae"]
 METHODS: tuple[Solvable, ...] = ("diti", "pdae")
@@ -100,7 +100,7 @@ def run_demo(out: Path, length: Length) -> Report:
     save_faces(dataset, out / "faces")
     runs = solve_methods(out / "runs", data, length)
     if plan:
-        runs += sorted(run_sweep(plan, out / "runs"), key=lambda run: run.name.startswith("pdae"))
+        runs += sorted(run_trainings(plan, out / "runs"), key=lambda run: run.name.startswith("pdae"))
     built = report(
         runs,
         out / "report",

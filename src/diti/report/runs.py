@@ -213,6 +213,7 @@ def read_config(path: Path) -> TrainConfig:
     return resolve(
         TrainConfig(
             method=solved.method, preset="", data=solved.data, backbone=solved.backbone, subsets=solved.subsets,
+            partition=solved.partition if solved.method == "diti" else "auto",
             start="solved", code=solved.code, solution=solved.solution,
             training=TrainingConfig(flip=solved.flip, seed=solved.seed),
         )

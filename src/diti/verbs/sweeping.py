@@ -11,12 +11,13 @@ import tyro
 from diti.verbs.common import Number, next_command
 
 if TYPE_CHECKING:
-    from diti.sweep import Plan
+    from diti.sweep.solutions import Solutions
+    from diti.sweep.trainings import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Train a list of runs (methods × seeds × settings) from one YAML file; the same command continues it."""
+    """Train or solve a list of runs (methods × seeds × settings) from one YAML file; it continues when stopped."""
 
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE.yaml")]  # such as sweeps/toyfaces.yaml
     out: Path  # folder for the runs, one folder each; runs that are done in it are skipped
@@ -24,7 +25,7 @@ class Sweep:
     dry_run: bool = False  # check everything, print the runs and stop
 
     def run(self) -> None:
-        from diti.sweep import check_sweep, read_plan, run_sweep
+        from diti.sweep.plans import check_sweep, read_plan, run_sweep
 
         plan = read_plan(self.file)
         if self.dry_run:
@@ -32,19 +33,21 @@ class Sweep:
             show_plan(plan)
             return
         run_sweep(plan, self.out, self.jobs, begun=lambda: show_plan(plan))
-        data = next(iter(plan.runs.values())).data
+        data = plan.data
         next_command("report", self.out, "--data", data, "--out", "report")
 
 
-def show_plan(plan: Plan) -> None:
+def show_plan(plan: Plan | Solutions) -> None:
     """The runs and what they differ in."""
     from rich.console import Console
     from rich.table import Table
 
-    varied = plan.varied()
-    table = Table("run", *varied, title=f"{len(plan.runs)} runs, {plan.images:,} images")
+    from diti.sweep.file import varied
+
+    settings = varied(plan.runs)
+    table = Table("run", *settings, title=plan.title)
     for name, config in plan.runs.items():
-        table.add_row(name, *(str(_value(config, setting)) for setting in varied))
+        table.add_row(name, *(str(_value(config, setting)) for setting in settings))
     Console().print(table)
 
 

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from diti.diffusion.backbone import Backbone, load_backbone
 from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.registry import Findings, find_method
 from diti.representation.models.diffusion import DiTi
+from diti.representation.partition import Partition, make_partition
 from diti.representation.solve.evidence import (
     gather_evidence,
     new_encoder,
@@ -47,9 +49,10 @@ def solve_model(config: SolveConfig, out: Path, begun: Callable[[], None] = lamb
 def solve_models(
     configs: Mapping[Path, SolveConfig], begun: Callable[[], None] = lambda: None
 ) -> dict[Path, Findings | None]:
-    """As `solve_model`, by run folder, of settings that differ in the method alone: they share one pass."""
+    """As `solve_model`, by run folder, of settings that have their `shared_pass` in common."""
     began = time.monotonic()
-    (first, config), *_ = configs.items()
+    first = next(iter(configs))
+    config = max(configs.values(), key=lambda one: one.code_dim)  # what serves the longest code serves all
     # What is there already is told further on; this is about the place, and about what is read.
     places = {"--out": [out / "model.json" for out in configs]}
     require_writable(places, [config.data, config.backbone], overwrite=True)
@@ -65,7 +68,8 @@ def solve_models(
         with accelerator.main_process_first():
             dataset = open_data(config.data, backbone.size)
         backbone.require_size(dataset.size)
-        require_images(config, len(split_rows(dataset, config.seed)[0]), backbone.size)
+        for one in configs.values():
+            require_images(one, len(split_rows(dataset, one.seed)[0]), backbone.size)
         todo = [out for out, one in configs.items() if not begin(one, RunFolder(out), dataset, backbone, main)]
         if not todo:
             return found
@@ -81,7 +85,8 @@ def solve_models(
         state = first / "state"
         evidence = gather_evidence(config, backbone, dataset, encoder, state=state, log=log)
         for out in todo:
-            solved = assemble(configs[out], backbone, encoder, evidence)
+            own = new_encoder(configs[out], backbone).to(accelerator.device)
+            solved = assemble(configs[out], backbone, own, evidence, cut_by_hand(configs[out], backbone))
             found[out] = Findings()
             if main:
                 seconds = time.monotonic() - began
@@ -91,6 +96,36 @@ def solve_models(
             shutil.rmtree(state, ignore_errors=True)  # hundreds of MB that nobody needs any more
     accelerator.end_training()
     return found
+
+
+def shared_pass(config: SolveConfig) -> SolveConfig:
+    """The settings as far as the pass over the images depends on them, the others as they usually are.
+
+    By the rule its length depends on the code that is wanted.
+    """
+    usual, solution = SolveConfig(), config.solution
+    by_rule = config.images is None
+    few = by_rule or config.code_dim > solution.whitened  # then the code decides how many features are looked at
+    return replace(
+        config,
+        method=usual.method,
+        subsets=usual.subsets,
+        partition=usual.partition,
+        code_dim=config.code_dim if few else usual.code_dim,
+        solution=replace(
+            solution,
+            tau=usual.solution.tau,
+            axes=usual.solution.axes,
+            features_weight=solution.features_weight if by_rule else usual.solution.features_weight,
+        ),
+    )
+
+
+def cut_by_hand(config: SolveConfig, backbone: Backbone) -> Partition | None:
+    """The partition that is asked for, or None where it follows from what is lost."""
+    if config.method != "diti" or config.partition == "matched":
+        return None
+    return make_partition(config.partition, backbone.timesteps, config.subsets, config.code_dim)
 
 
 def begin(config: SolveConfig, run: RunFolder, dataset: Dataset, backbone: Backbone, main: bool) -> bool:
@@ -113,6 +148,7 @@ def validate(config: SolveConfig, backbone: Backbone, features: np.ndarray | Non
         raise InputError(
             f"{config.subsets} subsets do not fit in {config.code_dim} dims: each needs one; use fewer --subsets"
         )
+    cut_by_hand(config, backbone)
 
 
 def solved_already(config: SolveConfig, out: Path, inputs: dict[str, Any]) -> bool:
@@ -180,7 +216,8 @@ def solve(
     config = from_options(SolveConfig(), settings, "diti.solve")
     given = None if features is None else require_features(features, dataset)
     validate(config, frozen, given)
-    model = as_model(config, solve_networks(config, frozen, dataset, features=given), dataset)
+    cut = cut_by_hand(config, frozen)
+    model = as_model(config, solve_networks(config, frozen, dataset, features=given, partition=cut), dataset)
     if out is not None:
         model.save(Path(out))
     return model

@@ -59,8 +59,10 @@ def solved_start(
 def remember(settings: SolveConfig, solved: Solved, backbone: Backbone, dataset: Dataset) -> None:
     """Keep a solution, so that a training with these settings starts from it instead of solving again."""
     if settings.images is None:  # no training asks for a pass of another length
-        cut = solved.solution.partition if settings.method == "pdae" else None
-        _keep(solved, _place(settings, backbone, dataset, cut))
+        measured = settings.method == "diti" and settings.partition == "matched"
+        as_trained = dataclasses.replace(settings, partition="matched")  # a training says its cut beside them
+        cut = None if measured else solved.solution.partition
+        _keep(solved, _place(as_trained, backbone, dataset, cut))
 
 
 def _keep(solved: Solved, folder: Path) -> None:

@@ -1,19 +1,4 @@
-"""`diti sweep FILE.yaml --out DIR`: train a list of runs; what is done is skipped, what was stopped continues.
-
-The file, of which only `data`, `backbone` (for methods that need one) and `runs` are required:
-
-    preset: toyfaces32            # what all settings start from
-    data: toyfaces:60000
-    backbone: toyfaces32
-    settings: {images: 100000}    # over the preset, for all runs
-    seeds: [0, 1, 2]              # every run is trained with each
-    grid: {subsets: [4, 8]}       # every run is trained with each value (with several keys: each combination)
-    runs:                         # name: what this run has of its own
-      diti: {}
-      diti-detach: {detach: true}
-
-A setting is any option of `diti train`, by its plain name (train_batch_size) or nested as in config.yaml
-(training: {train_batch_size: 32}). Runs are named run[-key-value ...]-s<seed>, such as diti-subsets-4-s0.
+"""A sweep of trainings, side by side.
 
 DIR then holds a folder per run as `diti train` writes it, plan/NAME.yaml (the resolved settings of each, with
 log_images lowered where the bar needs it) and logs/NAME.txt (what each printed). Every training is a process
@@ -23,13 +8,10 @@ of its own with one thread, so that the result does not depend on how many run s
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -39,24 +21,22 @@ from diti.config import (
     DEFAULT_PRESET,
     TrainConfig,
     differences,
-    from_mapping,
     load_yaml,
     preset,
     resolve,
     to_yaml,
     train_preset,
 )
-from diti.core.errors import InputError, nearest
+from diti.core.errors import InputError
 from diti.core.jobs import Child, Job, lanes, run_jobs
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, read_json, write_text
 from diti.representation.methods.registry import effective, find_method
+from diti.sweep.file import LOGS, PLANS, SweepFile, check_names, naming, runs_of
 
 if TYPE_CHECKING:
     from diti.diffusion.backbone import Backbone
 
-PLANS, LOGS = "plan", "logs"  # folders beside the runs
-AT_THE_TOP = {"seed": "list them at the top as seeds: [0, 1]", "preset": "name it at the top"}
 TOLD = ("loss_removed", "reconstruction_mse", "smallest_std")  # facts shown at the end, where a method has them
 LOG_LINES = 200  # per run, at least: the bar moves with them
 
@@ -68,13 +48,10 @@ class Plan:
     runs: dict[str, TrainConfig]
 
     def __post_init__(self) -> None:
-        if not self.runs:
-            raise InputError("the sweep has no runs; name at least one, such as runs: {diti: {method: diti}}")
+        check_names(self.runs)
         equal: dict[TrainConfig, str] = {}
         for name, config in self.runs.items():
-            if not re.fullmatch(r"\w[\w.-]*", name) or name in (PLANS, LOGS):
-                raise InputError(f"a run cannot be called {name!r}; use letters, digits, '.', '-' and '_'")
-            with _naming(f"run {name}"):
+            with naming(f"run {name}"):
                 method = find_method(config.method)
             for needed in ("data", "backbone") if method.wants_backbone(config) else ("data",):
                 if not getattr(config, needed):
@@ -88,129 +65,24 @@ class Plan:
         """Images seen by all runs together."""
         return sum(config.training.images for config in self.runs.values())
 
-    def varied(self) -> list[str]:
-        """The settings in which the runs differ, nested ones as outer.inner."""
-        first, *others = self.runs.values()
-        return list(dict.fromkeys(name for other in others for name in differences(first, other)))
+    @property
+    def data(self) -> str:
+        """Of the first run."""
+        return next(iter(self.runs.values())).data
+
+    @property
+    def title(self) -> str:
+        return f"{len(self.runs)} runs, {self.images:,} images"
 
 
-@dataclass(frozen=True)
-class SweepFile:
-    """The keys of a sweep file; the module's docstring explains them."""
-
-    preset: str = DEFAULT_PRESET
-    data: str = ""
-    backbone: str = ""
-    settings: dict = field(default_factory=dict)
-    seeds: tuple[int, ...] = (0,)
-    grid: dict = field(default_factory=dict)
-    runs: dict = field(default_factory=dict)
-
-
-def read_plan(path: Path) -> Plan:
-    """The plan of a sweep file."""
-    return _resolved(load_yaml(SweepFile(), path), str(path))
-
-
-def plan_from(mapping: Mapping[str, Any], where: str) -> Plan:
-    """The plan of a mapping as a sweep file holds it; `where` names it in complaints."""
-    return _resolved(from_mapping(SweepFile(), dict(mapping), where), where)
-
-
-def _resolved(file: SweepFile, where: str) -> Plan:
-    """Preset, then settings, grid, run and seed, each over the one before."""
-    if not file.seeds:
-        raise InputError(f"{where}: seeds is empty; write at least one, such as [0]")
-    with _naming(where):
-        base = dataclasses.replace(train_preset(file.preset), data=file.data, backbone=file.backbone)
-    base = _over(base, _flat(file.settings, f"{where}: settings"), f"{where}: settings")
-    cells = _cells(file.grid, f"{where}: grid")
-    runs: dict[str, TrainConfig] = {}
-    for run, values in file.runs.items():
-        own = _flat(values or {}, place := f"{where}: runs: {run}")
-        if twice := [key for key in own if key in file.grid]:
-            raise InputError(f"{place}: {twice[0]} is set here and in the grid; remove one of them")
-        for cell, seed in itertools.product(cells, file.seeds):
-            config = _over(_over(base, cell, f"{where}: grid"), {**own, "seed": seed}, place)
-            name = "-".join([str(run), *(f"{key}-{_as_name(value)}" for key, value in cell.items()), f"s{seed}"])
-            if name in runs:
-                raise InputError(f"{where}: two runs would be called {name}; name each once")
-            with _naming(place):
-                runs[name] = resolve(config)
-    with _naming(where):
+def plan_trainings(file: SweepFile, where: str) -> Plan:
+    """The plan of a file whose verb is train."""
+    with naming(where):
+        base = train_preset(file.preset or DEFAULT_PRESET)
+    base = dataclasses.replace(base, data=file.data, backbone=file.backbone)
+    runs = runs_of(file, base, where, resolve)
+    with naming(where):
         return Plan(runs)
-
-
-@contextmanager
-def _naming(where: str) -> Iterator[None]:
-    """Put the place before complaints that do not name it, such as that of a value out of range."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
-
-
-def _sections() -> dict[str, str]:
-    """Plain name of a setting → the section of config.yaml that holds it; empty for the outermost."""
-    found: dict[str, str] = {}
-    for item in dataclasses.fields(default := TrainConfig()):
-        section = getattr(default, item.name)
-        inner = dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()
-        found |= {i.name: item.name for i in inner} if inner else {item.name: ""}
-    return found
-
-
-def _flat(values: Any, where: str) -> dict[str, Any]:
-    """Settings by their plain names, from plain or nested ones; each once."""
-    if not isinstance(values, dict):
-        raise InputError(f"{where} must be a mapping of settings, got {values!r}")
-    sections = _sections()
-    pairs: list[tuple[Any, Any]] = []
-    for key, value in values.items():
-        inner = [name for name, section in sections.items() if section and section == key]
-        if inner and isinstance(value, dict):
-            pairs += [(_known(name, inner, f"{where}: {key}"), item) for name, item in value.items()]
-        else:
-            pairs.append((_known(key, sections, where), value))
-    for key, _ in pairs:
-        if sum(key == other for other, _ in pairs) > 1:
-            raise InputError(f"{where}: {key} is given twice; remove one of them")
-    return dict(pairs)
-
-
-def _known(key: Any, allowed: Mapping[str, str] | list[str], where: str) -> str:
-    """The key, if it is a setting that may stand here."""
-    if key in AT_THE_TOP:
-        raise InputError(f"{where}: {key} cannot stand here; {AT_THE_TOP[key]}")
-    if key not in allowed:
-        valid = [name for name in allowed if name not in AT_THE_TOP]
-        raise InputError(f"{where}: unknown setting {key!r}; valid: {', '.join(valid)}.{nearest(str(key), valid)}")
-    return str(key)
-
-
-def _over(base: TrainConfig, flat: dict[str, Any], where: str) -> TrainConfig:
-    """`base` with settings given by their plain names, checked as a YAML file of settings is."""
-    nested: dict[str, Any] = {}
-    for key, value in flat.items():
-        section = _sections()[key]
-        (nested.setdefault(section, {}) if section else nested)[key] = value
-    with _naming(where):
-        return from_mapping(base, nested, where)
-
-
-def _cells(grid: dict, where: str) -> list[dict[str, Any]]:
-    """All combinations of the values of the grid; one empty cell without a grid."""
-    for key, values in grid.items():
-        _known(key, _sections(), where)
-        if not isinstance(values, list) or not values:
-            raise InputError(f"{where}: {key} must be a list of at least one value, got {values!r}")
-    return [dict(zip(grid, combination, strict=True)) for combination in itertools.product(*grid.values())]
-
-
-def _as_name(value: Any) -> str:
-    """A value as a part of a folder's name."""
-    text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
-    return re.sub(r"[^\w.-]+", "-", text.lower() if isinstance(value, bool) else text)
 
 
 def _with_lively_log(config: TrainConfig) -> TrainConfig:
@@ -231,7 +103,7 @@ def check_plan(plan: Plan) -> dict[str, Backbone]:
     }
     backbones: dict[str, Backbone] = {}
     for config, name in different.items():
-        with _naming(f"run {name}"):
+        with naming(f"run {name}"):
             if config.backbone and config.backbone not in backbones:
                 backbones[config.backbone] = load_backbone(config.backbone)
             _check_buildable(config, backbones.get(config.backbone))
@@ -245,7 +117,7 @@ def _check_buildable(config: TrainConfig, backbone: Backbone | None) -> None:
     find_method(config.method).validate(config, backbone or _image_size(config, None))
 
 
-def check_sweep(plan: Plan, out: Path, jobs: int | None) -> dict[str, Backbone]:
+def check_trainings(plan: Plan, out: Path, jobs: int | None) -> dict[str, Backbone]:
     """InputError for whatever can be told before the first second of work; the backbones by name."""
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs is {jobs}; it must be at least 1")
@@ -266,7 +138,7 @@ def _check_data(plan: Plan, backbones: Mapping[str, Backbone]) -> None:
     from diti.data.sources import find_source
 
     for name, config in {(c.data, c.backbone): (n, c) for n, c in plan.runs.items()}.values():
-        with _naming(f"run {name}"):
+        with naming(f"run {name}"):
             backbone, path = backbones.get(config.backbone), Path(config.data).expanduser()
             if not is_dataset(path):
                 find_source(config.data, ReadOptions(size=_image_size(config, backbone)))
@@ -291,7 +163,7 @@ def prepare_data(plan: Plan, backbones: Mapping[str, Backbone]) -> None:
             backbone.require_size(dataset.size)
 
 
-def run_sweep(
+def run_trainings(
     plan: Plan, out: Path, jobs: int | None = None, begun: Callable[[], None] = lambda: None
 ) -> list[Path]:
     """Train what is not done yet, `jobs` runs side by side; returns the folders of all runs in order.
@@ -301,7 +173,7 @@ def run_sweep(
     """
     from diti.core.locks import locked
 
-    backbones = check_sweep(plan, out, jobs)
+    backbones = check_trainings(plan, out, jobs)
     begun()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
@@ -397,8 +269,12 @@ def _print_outcome(plan: Plan, todo: list[str], faults: dict[str, str], out: Pat
     for name in plan.runs:
         if name in faults:
             table.add_row(name, "failed", Text(faults[name]))
-            continue
-        facts = read_json(out / name / "checks.json")
-        told = [f"{key.replace('_', ' ')} {facts[key]:.3g}" for key in TOLD if key in facts]
-        table.add_row(name, "done" if name in todo else "done before", ", ".join(told))
+        else:
+            table.add_row(name, "done" if name in todo else "done before", told_of(out / name))
     Console().print(table)
+
+
+def told_of(folder: Path) -> str:
+    """What a run that is done found, in a few words."""
+    facts = read_json(folder / "checks.json")
+    return ", ".join(f"{key.replace('_', ' ')} {facts[key]:.3g}" for key in TOLD if key in facts)

@@ -1,0 +1,164 @@
+"""The file of a sweep: what all runs share, and what each has of its own.
+
+Only `data`, `backbone` (for methods that need one) and `runs` are required:
+
+    verb: train                   # or solve
+    preset: toyfaces32            # what all settings of trainings start from
+    data: toyfaces:60000
+    backbone: toyfaces32
+    settings: {images: 100000}    # over the preset, for all runs
+    seeds: [0, 1, 2]              # every run is made with each
+    grid: {subsets: [4, 8]}       # every run is made with each value (with several keys: each combination)
+    runs:                         # name: what this run has of its own
+      diti: {}
+      diti-detach: {detach: true}
+
+A setting is any option of `diti train` or `diti solve`, by its plain name (train_batch_size) or nested as in
+config.yaml (training: {train_batch_size: 32}). Runs are named run[-key-value ...]-s<seed>, such as
+diti-subsets-4-s0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from diti.config import SolveConfig, TrainConfig, differences, from_mapping
+from diti.core.errors import InputError, nearest
+
+PLANS, LOGS = "plan", "logs"  # folders beside the runs
+AT_THE_TOP = {"seed": "list them at the top as seeds: [0, 1]", "preset": "name it at the top"}
+Config = TypeVar("Config", TrainConfig, SolveConfig)
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """The keys of a sweep file; the module's docstring explains them."""
+
+    verb: Literal["train", "solve"] = "train"
+    preset: str = ""
+    data: str = ""
+    backbone: str = ""
+    settings: dict = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    grid: dict = field(default_factory=dict)
+    runs: dict = field(default_factory=dict)
+
+
+def runs_of(
+    file: SweepFile, base: Config, where: str, completed: Callable[[Config], Config] = lambda config: config
+) -> dict[str, Config]:
+    """By name; settings, grid, run and seed, each over the one before and all over `base`, then `completed`."""
+    if not file.seeds:
+        raise InputError(f"{where}: seeds is empty; write at least one, such as [0]")
+    base = _over(base, _flat(base, file.settings, f"{where}: settings"), f"{where}: settings")
+    cells = _cells(base, file.grid, f"{where}: grid")
+    runs: dict[str, Config] = {}
+    for run, values in file.runs.items():
+        own = _flat(base, values or {}, place := f"{where}: runs: {run}")
+        if twice := [key for key in own if key in file.grid]:
+            raise InputError(f"{place}: {twice[0]} is set here and in the grid; remove one of them")
+        for cell, seed in itertools.product(cells, file.seeds):
+            config = _over(_over(base, cell, f"{where}: grid"), {**own, "seed": seed}, place)
+            name = _name_of(str(run), cell, seed)
+            if name in runs:
+                raise InputError(f"{where}: two runs would be called {name}; name each once")
+            with naming(place):
+                runs[name] = completed(config)
+    return runs
+
+
+def _name_of(run: str, cell: dict[str, Any], seed: int) -> str:
+    return "-".join([run, *(f"{key}-{_as_name(value)}" for key, value in cell.items()), f"s{seed}"])
+
+
+def check_names(runs: Mapping[str, Any]) -> None:
+    """InputError for a sweep without runs, or with a name that no folder of a run may have."""
+    if not runs:
+        raise InputError("the sweep has no runs; name at least one, such as runs: {diti: {method: diti}}")
+    for name in runs:
+        if not re.fullmatch(r"\w[\w.-]*", name) or name in (PLANS, LOGS):
+            raise InputError(f"a run cannot be called {name!r}; use letters, digits, '.', '-' and '_'")
+
+
+def varied(runs: Mapping[str, Any]) -> list[str]:
+    """The settings in which the runs differ, nested ones as outer.inner."""
+    first, *others = runs.values()
+    return list(dict.fromkeys(name for other in others for name in differences(first, other)))
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Put the place before complaints that do not name it, such as that of a value out of range."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
+
+
+def _sections(default: TrainConfig | SolveConfig) -> dict[str, str]:
+    """Plain name of a setting → the section of config.yaml that holds it; empty for the outermost."""
+    found: dict[str, str] = {}
+    for item in dataclasses.fields(default):
+        section = getattr(default, item.name)
+        inner = dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()
+        found |= {i.name: item.name for i in inner} if inner else {item.name: ""}
+    return found
+
+
+def _flat(base: TrainConfig | SolveConfig, values: Any, where: str) -> dict[str, Any]:
+    """Settings by their plain names, from plain or nested ones; each once."""
+    if not isinstance(values, dict):
+        raise InputError(f"{where} must be a mapping of settings, got {values!r}")
+    sections = _sections(base)
+    pairs: list[tuple[Any, Any]] = []
+    for key, value in values.items():
+        inner = [name for name, section in sections.items() if section and section == key]
+        if inner and isinstance(value, dict):
+            pairs += [(_known(name, inner, f"{where}: {key}"), item) for name, item in value.items()]
+        else:
+            pairs.append((_known(key, sections, where), value))
+    for key, _ in pairs:
+        if sum(key == other for other, _ in pairs) > 1:
+            raise InputError(f"{where}: {key} is given twice; remove one of them")
+    return dict(pairs)
+
+
+def _known(key: Any, allowed: Mapping[str, str] | list[str], where: str) -> str:
+    """The key, if it is a setting that may stand here."""
+    if key in AT_THE_TOP:
+        raise InputError(f"{where}: {key} cannot stand here; {AT_THE_TOP[key]}")
+    if key not in allowed:
+        valid = [name for name in allowed if name not in AT_THE_TOP]
+        raise InputError(f"{where}: unknown setting {key!r}; valid: {', '.join(valid)}.{nearest(str(key), valid)}")
+    return str(key)
+
+
+def _over(base: Config, flat: dict[str, Any], where: str) -> Config:
+    """`base` with settings given by their plain names, checked as a YAML file of settings is."""
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        section = _sections(base)[key]
+        (nested.setdefault(section, {}) if section else nested)[key] = value
+    with naming(where):
+        return from_mapping(base, nested, where)
+
+
+def _cells(base: TrainConfig | SolveConfig, grid: dict, where: str) -> list[dict[str, Any]]:
+    """All combinations of the values of the grid; one empty cell without a grid."""
+    for key, values in grid.items():
+        _known(key, _sections(base), where)
+        if not isinstance(values, list) or not values:
+            raise InputError(f"{where}: {key} must be a list of at least one value, got {values!r}")
+    return [dict(zip(grid, combination, strict=True)) for combination in itertools.product(*grid.values())]
+
+
+def _as_name(value: Any) -> str:
+    """A value as a part of a folder's name."""
+    text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
+    return re.sub(r"[^\w.-]+", "-", text.lower() if isinstance(value, bool) else text)
