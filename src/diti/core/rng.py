@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 16  # images whose random numbers come from one stream
+GOLDEN = np.uint64(11400714819323198485)  # 2^64 over the golden ratio, to the nearest odd number
 
 
 def stream_seed(seed: int, purpose: str, index: int = 0) -> int:
@@ -66,6 +67,19 @@ class Draws:
         import torch
 
         return self._blocks(purpose, lambda rng: torch.rand(BLOCK, generator=rng, dtype=torch.float64))
+
+    def spread(self, purpose: str, below: int) -> torch.Tensor:
+        """int64 (count,) in 0 .. below - 1 that no two neighbours share: steps of the golden ratio from a start.
+
+        Any stretch of positions covers the range as evenly as can be, so that batches differ less than by chance.
+        """
+        import torch
+
+        positions = np.arange(self.start, self.start + self.count, dtype=np.uint64)
+        place = (
+            np.uint64(2 * stream_seed(self.seed, purpose)) + positions * GOLDEN
+        )  # modulo 2^64: a turn of a circle
+        return torch.from_numpy(((place >> np.uint64(32)) * np.uint64(below) >> np.uint64(32)).astype(np.int64))
 
     def _blocks(self, purpose: str, draw: Callable[[torch.Generator], torch.Tensor]) -> torch.Tensor:
         import torch

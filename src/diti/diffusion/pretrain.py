@@ -29,7 +29,10 @@ SAMPLES, NEAREST, SAMPLE_SEED = 32, 16, 0  # drawn; of these with their nearest 
 
 
 class Denoising(Objective):
-    """E ||target - network(x_t, t)||² over images, uniform time-steps and noise; target: what it predicts."""
+    """E ||target - network(x_t, t)||² over images, uniform time-steps and noise; target: what it predicts.
+
+    Time-steps are spread evenly over each batch, which lowers the noise of its gradient.
+    """
 
     must_gain = 0.5
 
@@ -45,7 +48,7 @@ class Denoising(Objective):
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         steps = self.backbone.timesteps
-        t = draws.integers("time-step", steps).to(images.device)
+        t = draws.spread("time-step", steps).to(images.device)
         noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
         target, output = target_and_output(self.backbone, images, t, noise)
         loss, nothing = dm_loss_eps(target, output), dm_loss_eps(target, best_constant(target))
