@@ -60,9 +60,10 @@ def test_it_runs_and_draws(tmp_path, monkeypatch):
     sliders = next(cell for cell in notebook.cells if "FloatSlider" in cell.source)
     for more in (MOVE_A_SLIDER, WITHOUT_WIDGETS + sliders.source):
         notebook.cells.append(nbformat.v4.new_code_cell(more))
-    client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
-    )
+    # The time-out is also that of asking which language it speaks, an answer that is lost now and then.
+    times = {"timeout": 10, "timeout_func": lambda cell: 300}
+    where = {"metadata": {"path": tmp_path}}
+    client = nbclient.NotebookClient(notebook, kernel_name="python3", resources=where, **times)
     client.execute()  # raises what a cell raised
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in shown if output.output_type == "stream" and output.name == "stderr"]

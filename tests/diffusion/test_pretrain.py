@@ -212,7 +212,7 @@ def test_the_loss_is_eq_3_in_its_eps_form():
     draws = Draws(5, 32, 4)
     with torch.no_grad():
         report = Denoising(backbone)(images, draws)
-        t, noise = draws.integers("time-step", 1000), draws.normal("noise", (3, 16, 16))
+        t, noise = draws.spread("time-step", 1000), draws.normal("noise", (3, 16, 16))
         betas = np.linspace(1e-4, 0.02, 1000)
         for i in range(4):
             abar = np.prod(1 - betas[: t[i] + 1])
