@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,15 @@ MOVE_A_SLIDER = """
 before = edited.widget.result.tobytes()  # a fault inside of it would be shown there and not raised
 edited.widget.children[-2].value = 3.0
 assert edited.widget.result.tobytes() != before
+"""
+EXECUTE = """
+import sys
+import nbclient, nbformat
+path, inside = sys.argv[1:]
+notebook = nbformat.read(path, as_version=4)
+resources = {"metadata": {"path": inside}}
+nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+nbformat.write(notebook, path)
 """
 WITHOUT_WIDGETS = "import sys; sys.modules['ipywidgets'] = None  # as if it were not installed\n"
 
@@ -51,8 +62,21 @@ def in_small(notebook) -> None:
         assert found == 1, f"{name} is set in the first cell"
 
 
-def test_it_runs_and_draws(tmp_path, monkeypatch):
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+def executed(notebook, folder: Path, inside: Path):
+    """With its outputs; in a process of its own, so that what other tests left behind cannot hold it up."""
+    import nbformat
+
+    nbformat.write(notebook, folder / "tour.ipynb")
+    ended = subprocess.run(
+        [sys.executable, "-c", EXECUTE, str(folder / "tour.ipynb"), str(inside)], capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return nbformat.read(folder / "tour.ipynb", as_version=4)
+
+
+def test_it_runs_and_draws(tmp_path, tmp_path_factory, monkeypatch):
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("nbclient")
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     notebook = nbformat.read(PATH, as_version=4)
@@ -60,11 +84,8 @@ def test_it_runs_and_draws(tmp_path, monkeypatch):
     sliders = next(cell for cell in notebook.cells if "FloatSlider" in cell.source)
     for more in (MOVE_A_SLIDER, WITHOUT_WIDGETS + sliders.source):
         notebook.cells.append(nbformat.v4.new_code_cell(more))
-    # The time-out is also that of asking which language it speaks, an answer that is lost now and then.
-    times = {"timeout": 10, "timeout_func": lambda cell: 300}
-    where = {"metadata": {"path": tmp_path}}
-    client = nbclient.NotebookClient(notebook, kernel_name="python3", resources=where, **times)
-    client.execute()  # raises what a cell raised
+    notebook = executed(notebook, tmp_path_factory.mktemp("kept"), tmp_path)
+    sliders = next(cell for cell in notebook.cells if "FloatSlider" in cell.source)
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in shown if output.output_type == "stream" and output.name == "stderr"]
     data = [output.get("data", {}) for output in shown]
