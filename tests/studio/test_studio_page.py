@@ -167,6 +167,9 @@ def test_manipulate(visit):
     page.get_by_role("option", name="hat", exact=True).click()
     page.locator("#strength-1").wait_for()
     page.locator(".bars:visible").nth(1).wait_for()
+    named = [page.locator(f"#strength-{place}").inner_text() for place in (0, 1)]
+    assert "hat: less to more" in named[1] and "hat" not in named[0]
+    assert not page.locator("#strength-2").is_visible(), "a slider for each attribute and no other"
 
 
 def test_axes_are_turned_named_and_made_from_examples(visit, model):
@@ -197,6 +200,11 @@ def test_axes_are_turned_named_and_made_from_examples(visit, model):
     page.locator("#own-strength").wait_for()
 
 
+def ends(page):
+    """The two rows of pictures behind a cell."""
+    return page.locator(".cell-ends .thumbs:visible").all()
+
+
 def test_understand(visit):
     page = visit.page
     tab(visit, "Understand")
@@ -204,12 +212,19 @@ def test_understand(visit):
     page.click("#measure")
     page.locator("[data-cell='2,0']").click()
     page.locator(".cell-ends .thumbs:visible").nth(1).wait_for()
+    least, most = ({img.get_attribute("src") for img in row.locator("img").all()} for row in ends(page))
+    assert len(least) > 1 and not least & most, "nobody sees least and most of something"
     page.click("#losses")
     page.locator(".chart:visible").wait_for()
     slider = page.locator("#time input[type=range]")
     slider.focus()
     slider.press("Home")
     page.locator(".seen figcaption").filter(has_text="t = 0").wait_for()
+    own, noisy, *_ = page.locator(".seen img").evaluate_all("all => all.map(i => i.src)")
+    slider.press("End")
+    page.locator(".seen figcaption").filter(has_text="t = 999").wait_for()
+    again, drowned, *_ = page.locator(".seen img").evaluate_all("all => all.map(i => i.src)")
+    assert own == again and noisy != drowned
 
 
 def test_search(visit):
@@ -218,8 +233,18 @@ def test_search(visit):
     page.locator(".found button").nth(15).wait_for()
     page.get_by_role("button", name="Fine (early)").locator("visible=true").click()
     page.get_by_text("in 4 of 12 numbers").wait_for()
+    assert page.locator(".found button").count() == 16
+    distances = [float(words) for words in page.locator(".found button").all_inner_texts()]
+    assert distances == sorted(distances) and distances[0] == 0, "nearest first, and that is the picture itself"
+    wanted, before = page.locator(".found img").nth(3), page.locator("#chosen-image:visible img")
+    was, chosen = before.get_attribute("src"), wanted.get_attribute("src")
+    assert was != chosen
     page.locator(".found button").nth(3).click()
-    page.locator("#chosen-image:visible img").first.wait_for()
+    page.wait_for_function(
+        "was => [...document.querySelectorAll('#chosen-image img')].some(i => i.offsetParent && i.src !== was)",
+        arg=was,
+    )
+    page.wait_for_function("src => document.querySelector('.found img').src === src", arg=chosen)
 
 
 def picture(width, height, colour=(20, 160, 90)):

@@ -394,12 +394,7 @@ def best_baseline(measure: Measure, groups: Sequence[Group], baselines: Sequence
     name, best = _highest(measure, baselines)
     if best is None:
         return ""
-    scores = {group.label: over_runs(group, measure.of) for group in groups}
-    ahead = [
-        f"{label} ({measure.text(own.value)})"
-        for label, own in scores.items()
-        if own and measure.better * (own.value - best.value) > 0 and apart(own, best)
-    ]
+    ahead = _named(measure, groups, lambda own: gain(measure, own, best) > 0 and apart(own, best))
     words = f"{name}, which needs no method, reaches {measure.text(best.value)} {measure.unit}"
     return f"{words}: {' and '.join(ahead)} read more." if ahead else f"{words}: nobody reads clearly more."
 
@@ -437,7 +432,7 @@ def verdict(first: Scored, second: Scored, measure: Measure, named: bool = False
     numbers += f" (both: {one.budget})" if named else ""
     if not apart(a, b):
         return f"{numbers}: within the interval, no difference shown."
-    ahead = one if measure.better * (a.value - b.value) > 0 else other
+    ahead = one if gain(measure, a, b) > 0 else other
     less = "; less is better" if measure.better < 0 else ""
     return f"{numbers}: {ahead.label} is ahead by {measure.text(abs(a.value - b.value))}{less}."
 
@@ -453,14 +448,20 @@ def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Seque
     name, baseline = _highest(measure, baselines)
     if baseline is None:
         return ""
-    scores = {group.label: over_runs(group, measure.of) for group in groups}
-    below = [
-        f"{label} ({measure.text(own.value)})"
-        for label, own in scores.items()
-        if own and measure.better * (own.value - baseline.value) <= 0
-    ]
+    below = _named(measure, groups, lambda own: gain(measure, own, baseline) <= 0)
     best = f"{name}, which needs no training, reaches {measure.text(baseline.value)} {measure.unit}"
     return f"{best}: not passed by {', '.join(below)}." if below else ""
+
+
+def gain(measure: Measure, own: Score, other: Score) -> float:
+    """By how much the first is better."""
+    return measure.better * (own.value - other.value)
+
+
+def _named(measure: Measure, groups: Sequence[Group], chosen: Callable[[Score], bool]) -> list[str]:
+    """The groups whose score is `chosen`, with it."""
+    scores = [(group.label, score) for group in groups if (score := over_runs(group, measure.of))]
+    return [f"{label} ({measure.text(own.value)})" for label, own in scores if chosen(own)]
 
 
 def _highest(measure: Measure, baselines: Sequence[Record]) -> tuple[str, Score | None]:

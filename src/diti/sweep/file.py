@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from diti.config import SolveConfig, TrainConfig, differences, from_mapping
 from diti.core.errors import InputError, nearest
@@ -77,13 +77,38 @@ def _name_of(run: str, cell: dict[str, Any], seed: int) -> str:
     return "-".join([run, *(f"{key}-{_as_name(value)}" for key, value in cell.items()), f"s{seed}"])
 
 
-def check_names(runs: Mapping[str, Any]) -> None:
-    """InputError for a sweep without runs, or with a name that no folder of a run may have."""
-    if not runs:
-        raise InputError("the sweep has no runs; name at least one, such as runs: {diti: {method: diti}}")
-    for name in runs:
-        if not re.fullmatch(r"\w[\w.-]*", name) or name in (PLANS, LOGS):
-            raise InputError(f"a run cannot be called {name!r}; use letters, digits, '.', '-' and '_'")
+@dataclass(frozen=True)
+class Runs(Generic[Config]):
+    """The runs of a sweep by name, each with all its settings; no two compute the same."""
+
+    runs: dict[str, Config]
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise InputError("the sweep has no runs; name at least one, such as runs: {diti: {method: diti}}")
+        equal: dict[Config, str] = {}
+        for name, config in self.runs.items():
+            if not re.fullmatch(r"\w[\w.-]*", name) or name in (PLANS, LOGS):
+                raise InputError(f"a run cannot be called {name!r}; use letters, digits, '.', '-' and '_'")
+            with naming(f"run {name}"):
+                needed = self.needed(config)
+            if missing := [part for part in needed if not getattr(config, part)]:
+                raise InputError(f"run {name}: {missing[0]} is missing; name it at the top of the sweep")
+            if (other := equal.setdefault(self.computed(config), name)) != name:
+                raise InputError(f"the runs {other} and {name} would compute the same; remove one of them")
+
+    def needed(self, config: Config) -> tuple[str, ...]:
+        """What a run cannot do without."""
+        return ("data", "backbone")
+
+    def computed(self, config: Config) -> Config:
+        """The settings as far as they have an effect."""
+        return config
+
+    @property
+    def data(self) -> str:
+        """Of the first run."""
+        return next(iter(self.runs.values())).data
 
 
 def varied(runs: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from diti.config import SolveConfig
 from diti.core.errors import InputError
-from diti.sweep.file import SweepFile, check_names, naming, runs_of
+from diti.sweep.file import Runs, SweepFile, naming, runs_of
 from diti.sweep.trainings import told_of
 
 if TYPE_CHECKING:
@@ -20,20 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Solutions:
-    """The runs of a sweep by name, each with all its settings."""
-
-    runs: dict[str, SolveConfig]
-
-    def __post_init__(self) -> None:
-        check_names(self.runs)
-        equal: dict[SolveConfig, str] = {}
-        for name, config in self.runs.items():
-            for needed in ("data", "backbone"):
-                if not getattr(config, needed):
-                    raise InputError(f"run {name}: {needed} is missing; name it at the top of the sweep")
-            if (other := equal.setdefault(config, name)) != name:
-                raise InputError(f"the runs {other} and {name} would compute the same; remove one of them")
+class Solutions(Runs[SolveConfig]):
+    """The solutions of a sweep."""
 
     def passes(self) -> list[dict[str, SolveConfig]]:
         """The runs by the pass that they share."""
@@ -43,11 +31,6 @@ class Solutions:
         for name, config in self.runs.items():
             found.setdefault(shared_pass(config), {})[name] = config
         return list(found.values())
-
-    @property
-    def data(self) -> str:
-        """Of the first run."""
-        return next(iter(self.runs.values())).data
 
     @property
     def title(self) -> str:

@@ -32,7 +32,7 @@ from diti.core.jobs import Child, Job, lanes, run_jobs
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, read_json, write_text
 from diti.representation.methods.registry import effective, find_method
-from diti.sweep.file import LOGS, PLANS, SweepFile, check_names, naming, runs_of
+from diti.sweep.file import LOGS, PLANS, Runs, SweepFile, naming, runs_of
 
 if TYPE_CHECKING:
     from diti.diffusion.backbone import Backbone
@@ -42,33 +42,19 @@ LOG_LINES = 200  # per run, at least: the bar moves with them
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The runs of a sweep by name, each with all its settings."""
+class Plan(Runs[TrainConfig]):
+    """The trainings of a sweep."""
 
-    runs: dict[str, TrainConfig]
+    def needed(self, config: TrainConfig) -> tuple[str, ...]:
+        return ("data", "backbone") if find_method(config.method).wants_backbone(config) else ("data",)
 
-    def __post_init__(self) -> None:
-        check_names(self.runs)
-        equal: dict[TrainConfig, str] = {}
-        for name, config in self.runs.items():
-            with naming(f"run {name}"):
-                method = find_method(config.method)
-            for needed in ("data", "backbone") if method.wants_backbone(config) else ("data",):
-                if not getattr(config, needed):
-                    raise InputError(f"run {name}: {needed} is missing; name it at the top of the sweep")
-            other = equal.setdefault(effective(resolve(config)), name)
-            if other != name:
-                raise InputError(f"the runs {other} and {name} would compute the same; remove one of them")
+    def computed(self, config: TrainConfig) -> TrainConfig:
+        return effective(resolve(config))
 
     @property
     def images(self) -> int:
         """Images seen by all runs together."""
         return sum(config.training.images for config in self.runs.values())
-
-    @property
-    def data(self) -> str:
-        """Of the first run."""
-        return next(iter(self.runs.values())).data
 
     @property
     def title(self) -> str:
