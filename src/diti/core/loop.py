@@ -105,17 +105,32 @@ def train(
                 log.restart(images)
                 watch.restart(images)
                 continue
-            # Validation and states wait for a line of the log, so that a continued run logs the same lines.
             since = log.images
             log.write(line, rate)
             standing.good(line)
-            if finished or _due(since, images, config.validate_images):
-                with weights.averaged():
-                    validate(log, images, evaluate, accelerator, finished)
-            if finished or _due(since, images, config.checkpoint_images):
-                standing.save()
+            settle(standing, log, since, images, config, evaluate, finished)
     log.close()
     return weights
+
+
+def settle(
+    standing: Standing,
+    log: IntervalLog,
+    since: int,
+    images: int,
+    config: TrainingConfig,
+    evaluate: Callable[[int], dict[str, Any]],
+    finished: bool,
+) -> None:
+    """Validate and save what is due since the last line of the log.
+
+    Both wait for such a line, so that a continued run logs the same ones.
+    """
+    if finished or _due(since, images, config.validate_images):
+        with standing.weights.averaged():
+            validate(log, images, evaluate, standing.accelerator, finished)
+    if finished or _due(since, images, config.checkpoint_images):
+        standing.save()
 
 
 @torch.no_grad()

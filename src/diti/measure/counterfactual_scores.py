@@ -362,16 +362,12 @@ def interpolation_scores(
         reads = {kind: read_swaps(ends, classifier, swaps, kind, on_step)[:, :, readable] for kind in x_t}
     spread, counts = classifier.spread[readable], resamples(pairs, seed)
     shares = {kind: transfer_shares(read, read_a, read_b, spread) for kind, read in reads.items()}
+    settings = {"masked": masked, "sampling_steps": sampling_steps, "seed": seed}
     return {
         "kind": "interpolation",
         "method": model.method,
         "pairs": pairs,
-        "settings": {
-            "masked": masked,
-            "sampling_steps": sampling_steps,
-            "seed": seed,
-            "random_groupings": random_groupings,
-        },
+        "settings": settings | {"random_groupings": random_groupings},
         "partition": cut.kind,
         "notes": notes,
         "groups": list(subsets),
