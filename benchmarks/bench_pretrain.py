@@ -3,16 +3,20 @@
 `python -m benchmarks.bench_pretrain DATA OUT` trains each recipe with each seed, two at a time with one thread
 each; a run that is there already is continued or kept. `--preset`, `--images`, `--seeds` and `--recipes` choose.
 Printed for each: the validation loss in the end (fixed images, time-steps and noise), how often it fell, and its
-speed as a share of the first recipe's. `--purpose` adds what the backbone is for: the AP on validation images and
-the loss removed of what `diti solve` finds over it.
+speed as a share of the first recipe's. `--until` ends each run after so many images of a longer schedule, where
+the rate is still high, and prints the last loss that was logged. `--purpose` adds what the backbone is for: the AP
+on validation images and the loss removed of what `diti solve` finds over it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +38,11 @@ RECIPES = {  # options over the preset's
     "adam, rate 1e-3": "--optimizer adam --learning-rate 1e-3",
     "muon, rate 1e-3": "--optimizer muon --learning-rate 1e-3",
     "muon, rate 4e-3": "--optimizer muon --learning-rate 4e-3",
-    "muon, warm-up twice as long": "--optimizer muon --lr-warmup-images 12800",
+    "muon, warm-up a quarter": "--optimizer muon --lr-warmup-images 1600",
     "muon, batches of 16": "--optimizer muon --train-batch-size 16",
     "muon, batches of 64": "--optimizer muon --train-batch-size 64",
+    "muon, min-SNR": "--optimizer muon --loss-weight min-snr",
+    "muon, P2": "--optimizer muon --loss-weight p2",
     "muon, v": "--optimizer muon --prediction v_prediction",
     "muon, no flips": "--optimizer muon --no-flip",
     "muon, shorter average": "--optimizer muon --ema-decay 0.99",
@@ -59,7 +65,8 @@ def main(words: list[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(LANES) as lanes:
         ended = dict(zip(jobs, lanes.map(lambda job: run(job[0], job[1], options), jobs), strict=True))
-    print(f"{options.preset} on {options.data}, {options.images:,} images, {options.seeds} seeds")
+    length = f"{options.images:,}" if options.until is None else f"{options.until:,} of {options.images:,}"
+    print(f"{options.preset} on {options.data}, {length} images, {options.seeds} seeds")
     speed = np.mean([ended[options.recipes[0], seed].images_per_s for seed in range(options.seeds)])
     for name in options.recipes:
         outcomes = [ended[name, seed] for seed in range(options.seeds)]
@@ -78,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("out", type=Path)
     found.add_argument("--preset", default="celeba32")
     found.add_argument("--images", type=int, default=25_600)
+    found.add_argument("--until", type=int, default=None)
     found.add_argument("--seeds", type=int, default=2)
     found.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), metavar="NAME")
     found.add_argument("--purpose", action="store_true")
@@ -94,11 +102,16 @@ def run(name: str, seed: int, options: argparse.Namespace) -> Outcome:
     folder = folder_of(name, seed, options)
     words = ["--preset", options.preset, "--data", options.data, "--out", folder, "--seed", seed]
     words += ["--images", options.images, *RECIPES[name].split()]
-    diti("pretrain", words, folder.with_suffix(".txt"))
-    log = RunFolder(folder).read_log()
+    run = RunFolder(folder)
+    if options.until is None:
+        diti("pretrain", words, folder.with_suffix(".txt"))
+    elif seen(run) < options.until:
+        diti("pretrain", words, folder.with_suffix(".txt"), lambda: seen(run) >= options.until)
+    log = run.read_log()
     steps = [record for record in log if "images_per_s" in record]
+    validated = [record["validation_loss"] for record in log if "validation_loss" in record]
     return Outcome(
-        loss=next(r["validation_loss"] for r in reversed(log) if "validation_loss" in r),
+        loss=validated[-1] if options.until is None else steps[-1]["loss"],
         falls=sum("fall" in record for record in log),
         images_per_s=float(np.median([record["images_per_s"] for record in steps])),
     )
@@ -117,13 +130,23 @@ def purpose(name: str, options: argparse.Namespace) -> str:
     return f"  AP {ap:.3f}  removed {read_json(solved / 'checks.json')['loss_removed']:.1%}"
 
 
-def diti(verb: str, words: list[Any], log: Path) -> None:
-    """One command with one thread; what it says is kept."""
+def seen(run: RunFolder) -> int:
+    """Images that the run has logged."""
+    return max((record["images"] for record in run.read_log()), default=0)
+
+
+def diti(verb: str, words: list[Any], log: Path, enough: Callable[[], bool] = lambda: False) -> None:
+    """One command with one thread; what it says is kept. It is stopped as by hand once there is enough."""
+    command = [sys.executable, "-m", "diti", verb, *map(str, words)]
     with log.open("w", encoding="utf-8") as said:
-        subprocess.run(
-            [sys.executable, "-m", "diti", verb, *map(str, words)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, stdout=said, stderr=said,
-        )  # fmt: skip
+        started = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=said, stderr=said)
+        while started.poll() is None and not enough():
+            time.sleep(1)
+        if started.poll() is None:
+            started.send_signal(signal.SIGINT)
+        elif started.returncode:
+            raise subprocess.CalledProcessError(started.returncode, command)
+        started.wait()
 
 
 if __name__ == "__main__":

@@ -159,9 +159,8 @@ class PretrainConfig(Settings):
     data: str = ""
     init: str | None = None  # fine-tune this backbone instead of starting from random weights
     optimizer: Literal["adam", "muon"] = "adam"  # muon: for the matrices inside the network; fewer images do
-    adam_beta2: float = (
-        0.99  # share of its mean square gradient that Adam keeps per step; 0.999 can fall at high rates
-    )
+    adam_beta2: float = 0.99  # share of its mean square that Adam keeps per step; .999 can fall at high rates
+    loss_weight: Literal["none", "min-snr", "p2"] = "none"  # which time-steps count more: early ones less in both
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

@@ -224,6 +224,19 @@ def test_the_loss_is_eq_3_in_its_eps_form():
     assert report.total.item() == pytest.approx(report.per_image.mean().item())
 
 
+def test_a_weight_changes_what_is_learned_and_not_what_is_logged():
+    backbone = build_backbone(SHAPE, seed=0).eval()
+    images = torch.rand(4, 3, 16, 16, generator=torch_generator(1, "test"))
+    plain, weighted = (
+        Denoising(backbone, loss_weight=by)(images, Draws(5, 32, 4)).detached() for by in ("none", "p2")
+    )
+    assert torch.equal(plain.per_image, weighted.per_image)
+    t = Draws(5, 32, 4).spread("time-step", 1000)
+    p2 = 1 - backbone.schedule.alpha_bar
+    wanted = (p2[t] / p2.mean() * plain.per_image.double()).mean()
+    assert weighted.total.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("prediction", ["sample", "v_prediction"])
 def test_other_predictions_are_trained_on_what_the_network_says(prediction):
     """Their ε error shrinks with ᾱ_t, so that in ε form the largest time-steps would not be learned."""

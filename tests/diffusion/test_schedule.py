@@ -289,6 +289,32 @@ def test_weights_as_printed_in_the_appendix(schedule: Schedule) -> None:
     assert sc.w_eps(schedule)[0] == 0 and sc.w_x0(schedule)[0] == 0
 
 
+@pytest.mark.parametrize("by", ["min-snr", "p2"])
+def test_training_weights_are_the_same_loss_for_every_prediction_type(by: str) -> None:
+    """Against the definitions, with the errors in ε, v and x0 that one and the same wrong x0 makes."""
+    schedule = Schedule.linear(200, 5e-4, 0.1)
+    ratio = schedule.alpha_bar / (1 - schedule.alpha_bar)
+    x0, eps, wrong = normals(3, 200, 3, 2, 2)
+    x_t = sc.q_sample(x0, eps, gather(schedule.alpha_bar, torch.arange(200), x0))
+    error_x0 = (x0 - wrong).square().mean((1, 2, 3))
+    defined = ratio.clamp(max=5) * error_x0 if by == "min-snr" else 1 / (1 + ratio) * ratio * error_x0
+    abar = gather(schedule.alpha_bar, torch.arange(200), x0)
+    eps_wrong = sc.eps_from_x0(wrong, x_t, abar)
+    for kind in ("epsilon", "v_prediction", "sample"):
+        target, output = sc.output_target(x0, eps, abar, kind), sc.output_target(wrong, eps_wrong, abar, kind)
+        weight = sc.training_weight(schedule, by, kind)
+        shares = weight * (target - output).square().mean((1, 2, 3)) / defined
+        torch.testing.assert_close(shares, shares[:1].expand(200), rtol=1e-6, atol=0)
+        assert weight.mean().item() == pytest.approx(1)
+    assert sc.training_weight(schedule, "none", "epsilon").unique().tolist() == [1.0]
+
+
+def test_training_weights_stay_numbers_where_no_signal_is_left() -> None:
+    schedule = Schedule.from_scheduler(zero_terminal_snr())
+    for kind in ("v_prediction", "epsilon"):
+        assert sc.training_weight(schedule, "min-snr", kind).isfinite().all()
+
+
 def test_guidance_of_the_authors_differs_from_w_only_at_low_t() -> None:
     schedule = Schedule.linear()
     ratio = sc.w_eps(schedule) / sc.guidance_authors(schedule)

@@ -21,7 +21,7 @@ from diti.data.prepared import Dataset, training_batches
 from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
 from diti.diffusion.generate import samples
 from diti.diffusion.memorised import save_nearest, warning
-from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample
+from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample, training_weight
 from diti.diffusion.start_run import start_run
 from diti.diffusion.validation import fixed_batches
 
@@ -36,10 +36,13 @@ class Denoising(Objective):
 
     must_gain = 0.5
 
-    def __init__(self, backbone: Backbone, optimizer: str = "adam", beta2: float = 0.99) -> None:
+    def __init__(
+        self, backbone: Backbone, optimizer: str = "adam", beta2: float = 0.99, loss_weight: str = "none"
+    ) -> None:
         super().__init__()
         self.backbone, self.with_muon = backbone, optimizer == "muon"
         self.betas = (0.9, beta2)
+        self.weight = training_weight(backbone.schedule, loss_weight, backbone.prediction_type)
 
     def is_inner(self, name: str, parameter: nn.Parameter) -> bool:
         """Muon is for what lies between the first layer and the last; how time enters is better left to Adam."""
@@ -52,7 +55,8 @@ class Denoising(Objective):
         noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
         target, output = target_and_output(self.backbone, images, t, noise)
         loss, nothing = dm_loss_eps(target, output), dm_loss_eps(target, best_constant(target))
-        return LossReport(loss.mean(), loss, time_share=t / steps, nothing=nothing)
+        total = (gather(self.weight, t, loss) * loss).mean()
+        return LossReport(total, loss, time_share=t / steps, nothing=nothing)
 
 
 def target_and_output(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +97,7 @@ def pretrain(config: PretrainConfig, out: Path, begun: Callable[[], None] = lamb
         if accelerator.is_main_process and (few := warning(len(dataset.rows("train")))):
             print(few)
         weights = train(
-            Denoising(backbone, config.optimizer, config.adam_beta2),
+            Denoising(backbone, config.optimizer, config.adam_beta2, config.loss_weight),
             training_batches(dataset, config.training.seed, flip=config.training.flip),
             config.training,
             run,

@@ -136,6 +136,21 @@ def lambda_x0(schedule: Schedule, gamma: float = 0.1) -> Tensor:
     return snr(schedule) * lambda_eps(schedule, gamma)
 
 
+def training_weight(schedule: Schedule, by: str, prediction_type: str) -> Tensor:
+    """What to multiply a network's own squared error with in pretraining, 1 on average over the time-steps.
+
+    "none": each time-step counts the same. "min-snr": min(SNR, 5) times the error of x0 (Hang et al. 2023).
+    "p2": 1 / (1 + SNR) times the error of eps (Choi et al. 2022, k = gamma = 1).
+    """
+    if by == "none":
+        return torch.ones_like(schedule.alpha_bar)
+    of_eps = torch.clamp(5 / snr(schedule), max=1) if by == "min-snr" else 1 - schedule.alpha_bar
+    ones = torch.ones_like(of_eps)
+    eps_per_own = {"epsilon": ones, "v_prediction": schedule.alpha_bar, "sample": snr(schedule)}[prediction_type]
+    weight = of_eps * eps_per_own
+    return weight / weight.mean()
+
+
 def w_eps(schedule: Schedule) -> Tensor:
     """Compensate strength w^p_t = sqrt(alpha_t) (1 - abar_{t-1}) / sqrt(1 - abar_t) of the eps form. Eq. A5.
 
