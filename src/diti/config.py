@@ -121,6 +121,7 @@ class EncoderConfig(Settings):
     encoder_time: tuple[int, ...] = (50,)  # backbone: time-steps at which the clean image enters the down path
     encoder_path: Literal["down", "whole"] = "down"  # backbone: features of its down path, or of the whole U-Net
     encoder_pixels: bool = False  # backbone: also take the pixels, averaged to 16×16, as features
+    encoder_mirror: bool = False  # backbone: average over image and mirror image; z then knows no left and right
     trunk: Literal["frozen", "fine-tuned"] = "frozen"  # backbone: whether the copied down path is trained too
     encoder_rate: float = 0.1  # backbone: learning rate of the encoder, as a share of the decoder's
 
@@ -239,6 +240,7 @@ class SolveConfig(Settings):
     encoder_time: tuple[int, ...] = (50,)  # time-steps at which the clean image enters the backbone's down path
     encoder_path: Literal["down", "whole"] = "down"  # features of the backbone's down path, or of the whole U-Net
     encoder_pixels: bool = False  # also take the pixels, averaged to 16×16, as features
+    encoder_mirror: bool = False  # average the features of image and mirror image; z then knows no left and right
     flip: bool = True  # mirror half of the images
     seed: int = 0
     solution: SolutionConfig = field(default_factory=SolutionConfig)
@@ -251,6 +253,7 @@ class SolveConfig(Settings):
             encoder_time=self.encoder_time,
             encoder_path=self.encoder_path,
             encoder_pixels=self.encoder_pixels,
+            encoder_mirror=self.encoder_mirror,
         )
 
 

@@ -385,8 +385,21 @@ def test_the_whole_u_net_has_the_features_of_its_down_path_and_more():
     assert features.shape[1] == whole.trunk.features
 
 
+def test_a_mirrored_encoder_knows_no_left_and_right():
+    frozen, x = backbone(), images()
+    plain = build_encoder(settings("backbone", encoder_pixels=True), frozen, 0).eval()
+    mirrored = build_encoder(settings("backbone", encoder_pixels=True, encoder_mirror=True), frozen, 0).eval()
+    with torch.no_grad():
+        assert not torch.allclose(plain(x), plain(x.flip(3)), atol=1e-3)
+        torch.testing.assert_close(mirrored(x), mirrored(x.flip(3)))
+        expected = (plain.features(x) + plain.features(x.flip(3))) / 2
+        torch.testing.assert_close(mirrored.features(x), expected)
+
+
 def test_an_encoder_of_several_times_is_read_back(tmp_path):
-    chosen = settings("backbone", encoder_time=(0, 70), encoder_pixels=True, encoder_path="whole")
+    chosen = settings(
+        "backbone", encoder_time=(0, 70), encoder_pixels=True, encoder_path="whole", encoder_mirror=True
+    )
     encoder = build_encoder(chosen, backbone(), 0).eval()
     encoder.save(tmp_path / "encoder")
     again = load_encoder(tmp_path / "encoder")

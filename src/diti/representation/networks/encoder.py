@@ -30,7 +30,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {  # kind -> the arguments of its trunk b
     "backbone": ("unet", "wrapping", "time"),
     "given": ("features",),
 }
-OPTIONAL = {"pixels", "whole"}  # what a description may leave out
+OPTIONAL = {"pixels", "whole", "mirrored"}  # what a description may leave out
 
 
 class Encoder(nn.Module):
@@ -171,7 +171,11 @@ def _backbone_settings(config: EncoderConfig, backbone: Backbone) -> dict[str, A
         "wrapping": asdict(backbone.wrapping),
         "time": times if len(times) > 1 else times[0],
     }
-    more = {"pixels": config.encoder_pixels, "whole": config.encoder_path == "whole"}
+    more = {
+        "pixels": config.encoder_pixels,
+        "whole": config.encoder_path == "whole",
+        "mirrored": config.encoder_mirror,
+    }
     return found | {name: True for name, asked in more.items() if asked}
 
 

@@ -119,7 +119,7 @@ class BackboneTrunk(nn.Module):
 
     Features: each level's output before its downsampling, averaged over the cells of a coarse grid, for one time
     after the other; with the `whole` U-Net then those of the middle and of each level of the up path; with
-    `pixels` also the image itself on a coarse grid.
+    `pixels` also the image itself on a coarse grid. `mirrored`: averaged over the image and its mirror image.
     """
 
     def __init__(
@@ -129,6 +129,7 @@ class BackboneTrunk(nn.Module):
         times: Sequence[int],
         pixels: bool = False,
         whole: bool = False,
+        mirrored: bool = False,
     ) -> None:
         super().__init__()
         self.wrapping = Wrapping(**wrapping)
@@ -137,23 +138,22 @@ class BackboneTrunk(nn.Module):
         self.conv_in, self.down_blocks = full.conv_in, full.down_blocks
         if whole:
             self.mid_block, self.up_blocks = full.mid_block, full.up_blocks
-        self.times, self.pixels, self.whole = list(times), pixels, whole
+        self.times, self.pixels, self.whole, self.mirrored = list(times), pixels, whole, mirrored
         side = full.config["sample_size"]
         side = side if isinstance(side, int) else side[0]
-        down = [(width, side >> level) for level, width in enumerate(full.config["block_out_channels"])]
-        up = [
-            down[-1],
-            *((width, side >> max(level - 1, 0)) for level, (width, _) in reversed(list(enumerate(down)))),
-        ]
-        self.grids = [pooled_side(width, grid, whole) for width, grid in (down + up if whole else down)]
-        widths = [width for width, _ in (down + up if whole else down)]
-        at_one_time = sum(width * grid**2 for width, grid in zip(widths, self.grids, strict=True))
+        shapes = level_shapes(full.config["block_out_channels"], side, whole)
+        self.grids = [pooled_side(width, grid, whole) for width, grid in shapes]
+        at_one_time = sum(width * grid**2 for (width, _), grid in zip(shapes, self.grids, strict=True))
         self.pixel_grid = min(PIXEL_GRID, side * self.wrapping.unshuffle)
         self.features = len(self.times) * at_one_time + (3 * self.pixel_grid**2 if pixels else 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B,3,H,W) -> (B,F)."""
-        return self.pooled(x, self.maps(x))
+        seen = self.pooled(x, self.maps(x))
+        if not self.mirrored:
+            return seen
+        mirror = x.flip(-1)
+        return (seen + self.pooled(mirror, self.maps(mirror))) / 2
 
     def pooled(self, x: Tensor, maps: Sequence[Tensor]) -> Tensor:
         """(B,F) of images (B,3,H,W) and their maps."""

@@ -32,6 +32,7 @@ def solve_settings(config: TrainConfig) -> SolveConfig:
         encoder_time=config.code.encoder_time,
         encoder_path=config.code.encoder_path,
         encoder_pixels=config.code.encoder_pixels,
+        encoder_mirror=config.code.encoder_mirror,
         flip=config.training.flip,
         seed=config.training.seed,
         solution=config.solution,
