@@ -10,6 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 from tiny import perturb, tiny_diffae
 
+from diti.config import EncoderConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import torch_generator
@@ -26,6 +27,7 @@ from diti.representation.features import (
 )
 from diti.representation.models.explained import TIMES
 from diti.representation.models.model import EncodeOnly
+from diti.representation.networks.encoder import build_encoder
 
 
 @pytest.fixture
@@ -64,6 +66,19 @@ def test_other_weights_other_data_and_mirrored_images_are_computed_anew(model, f
     assert len(kept_files()) == 5
 
 
+def test_codes_over_one_trunk_are_made_of_its_kept_features(model, faces):
+    features = trunk_features(model.encoder, faces)
+    (path,) = kept_files()
+    np.save(path, features + 1)  # only codes that are made of the file can see this
+    with torch.no_grad():
+        expected = model.encoder.code(torch.from_numpy(features + 1)).numpy()
+        assert_allclose(encode_dataset(model, faces), expected, atol=1e-5)
+        model.encoder.head.bias[0] += 1  # another code over the same trunk
+        expected[:, 0] += 1
+        assert_allclose(encode_dataset(model, faces), expected, atol=1e-5)
+        assert not np.allclose(encode_dataset(model, faces, mirrored=True), expected, atol=0.1)
+
+
 def test_data_of_another_size_is_resized_not_refused(model):
     assert encode_dataset(model, open_data("toyfaces:5", 32)).shape == (5, model.dims)
 
@@ -79,6 +94,24 @@ def test_baselines_name_their_dims_and_keep_the_order_of_the_images(backbone, fa
         assert np.isfinite(features).all()
     narrow = dict(baselines(backbone, faces, dims=8, seed=0))
     assert all(features.shape[1] == 8 for features in narrow.values()) and len(narrow) == 3
+
+
+def test_baselines_see_what_the_encoder_sees(backbone, faces):
+    mirrored = build_encoder(EncoderConfig(code_dim=4, encoder_mirror=True), backbone, 0)
+    found = dict(baselines(backbone, faces, dims=8, seed=0, wide=True, encoder=mirrored))
+    whole = next(features for name, features in found.items() if name.startswith("backbone features"))
+    assert_allclose(whole, trunk_features(mirrored, faces))
+    assert not np.allclose(whole, trunk_features(build_encoder(EncoderConfig(code_dim=4), backbone, 0), faces))
+
+
+def test_principal_components_of_very_many_features_come_from_some_images(faces, monkeypatch):
+    pixels = pixels_flat(faces, faces.rows())
+    exact = principal_components(lambda rows: pixels[rows], faces, dims=3)
+    monkeypatch.setattr("diti.measure.baselines.MANY_FEATURES", 100)
+    monkeypatch.setattr("diti.representation.solve.look.MANY_FEATURES", 100)
+    near = principal_components(lambda rows: pixels[rows], faces, dims=3)
+    assert all(abs(np.corrcoef(a, b)[0, 1]) > 0.999 for a, b in zip(near.T, exact.T, strict=True))
+    assert_allclose(near.std(0), exact.std(0), rtol=0.01)
 
 
 def test_principal_components_against_a_singular_value_decomposition(faces):

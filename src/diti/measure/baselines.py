@@ -11,23 +11,31 @@ import torch.nn.functional as F
 from diti.config import EncoderConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
+from diti.core.rng import numpy_generator
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
 from diti.representation.features import encoder_codes, trunk_features
 from diti.representation.models.model import BATCH
-from diti.representation.networks.encoder import build_encoder
+from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.networks.principal import Moments, principal_axes
+from diti.representation.solve.look import LOOKED_AT, MANY_FEATURES, whitened
 
 PIXEL_SIDE = 32  # px: larger images are averaged down first, which keeps the principal axes affordable
 
 
 def baselines(
-    backbone: Backbone | int, dataset: Dataset, dims: int, seed: int, wide: bool = False
+    backbone: Backbone | int,
+    dataset: Dataset,
+    dims: int,
+    seed: int,
+    wide: bool = False,
+    encoder: Encoder | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Names and features (N, F), one after the other so that only one is in memory.
 
     backbone: or the side of the images, px, where there is none; then its own baselines are left out.
     wide: also all of the backbone's features; probes of thousands of dims take minutes.
+    encoder: one that sees the image through the backbone; its features are then compared with, not the usual ones.
     """
     of_pixels = principal_components(lambda rows: pixels_flat(dataset, rows), dataset, dims)
     yield f"PCA of pixels, {dims} dims", of_pixels
@@ -36,10 +44,10 @@ def baselines(
     if isinstance(backbone, int):
         return
     try:
-        copied = build_encoder(EncoderConfig(encoder="backbone", code_dim=1), backbone, seed)
+        seeing = encoder or build_encoder(EncoderConfig(encoder="backbone", code_dim=1), backbone, seed)
     except InputError:  # a U-Net whose down path cannot be run on its own has no such baseline
         return
-    features = trunk_features(copied, dataset)
+    features = trunk_features(seeing, dataset)
     if wide or features.shape[1] <= dims:
         yield f"backbone features, {features.shape[1]:,} dims", features
     if features.shape[1] > dims:
@@ -58,18 +66,22 @@ def pixels_flat(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
 def principal_components(read: Callable[[np.ndarray], np.ndarray], dataset: Dataset, dims: int) -> np.ndarray:
     """float32 (N, dims) of all images: standardised features on the first principal axes of the training images.
 
-    `read` gives the features (B, F) of rows (B,); they are read twice, BATCH at a time, and never held whole.
+    `read` gives the features (B, F) of rows (B,); they are read twice, BATCH at a time, and never held whole. The
+    axes of very many features come from some of the images, as `diti solve` finds them.
     """
     train = dataset.rows("train")
-    moments: Moments | None = None
-    for rows in batches(train):
-        part = torch.from_numpy(read(rows))
-        moments = moments or Moments(part.shape[1])
-        moments.add(part)
-    if moments is None:
+    if not len(train):
         raise InputError(f"{dataset.path} has no training image to find principal components from")
-    mean, std, correlation = moments.standardised()
-    _, axes = principal_axes(correlation, dims)
+    if read(train[:1]).shape[1] > MANY_FEATURES:
+        some = np.sort(numpy_generator(0, "principal-components").permutation(train)[:LOOKED_AT])
+        found = whitened(torch.from_numpy(read(some)), dims, dims)
+        mean, std, axes = found.mean, found.std, found.axes * found.variance.sqrt()
+    else:
+        moments = Moments(read(train[:1]).shape[1])
+        for rows in batches(train):
+            moments.add(torch.from_numpy(read(rows)))
+        mean, std, correlation = moments.standardised()
+        axes = principal_axes(correlation, dims)[1]
     scaled, offset = (axes / std[:, None]).float().numpy(), mean.float().numpy()
     return np.concatenate([(read(rows) - offset) @ scaled for rows in batches(dataset.rows())])
 

@@ -25,10 +25,11 @@ from diti.probe.linear import ProbeResult, probe
 from diti.probe.matrix import cumulative, subset_matrix
 from diti.probe.reconstruct import reconstruction_scores
 from diti.probe.task import Splits
-from diti.representation.features import encode_dataset, encoder_hash
+from diti.representation.features import encode_dataset, encoder_hash, trunk_features
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import load, load_with_decoder
 from diti.representation.models.model import Model
+from diti.representation.networks.encoder import Encoder
 
 FIGURES = ("attributes", "weights", "against", "subsets", "cumulative")  # beside the record
 NOISES: tuple[Literal["inferred", "random"], ...] = ("inferred", "random")
@@ -134,6 +135,16 @@ def read_other(source: str, names: list[str]) -> Model | dict[str, Any]:
     return record
 
 
+def sees_backbone(model: Model) -> Encoder | None:
+    """The encoder of a model that sees images through its frozen backbone."""
+    encoder = model.encoder
+    return (
+        encoder
+        if isinstance(model, DiTi) and encoder.description["kind"] == "backbone" and encoder.frozen
+        else None
+    )
+
+
 @dataclass(frozen=True)
 class ProbeStudy:
     """One model on one labelled dataset, its codes computed once."""
@@ -158,6 +169,8 @@ class ProbeStudy:
             unseen = np.zeros((len(dataset), 1))  # in place of codes: what can be drawn does not depend on them
             require_counts(unseen, labels.values, labels.names, labels.binary, labels.splits, options.few_shot)
         other = read_other(options.against, labels.names) if options.against else None
+        if options.baselines and (seeing := sees_backbone(model)):
+            trunk_features(seeing, dataset)  # a baseline needs them; z is made of these, without a second run
         return cls(source, model, dataset, labels, encode_dataset(model, dataset), out, options, other)
 
     def measure(self) -> dict[str, Any]:
@@ -202,8 +215,9 @@ class ProbeStudy:
         """What the same probe finds without a trained encoder."""
         found = []
         source = self.model.backbone if isinstance(self.model, DiTi) else self.model.size
+        dims, options = self.model.dims, self.options
         for name, features in baselines(
-            source, self.dataset, self.model.dims, self.options.seed, self.options.wide_baseline
+            source, self.dataset, dims, options.seed, options.wide_baseline, sees_backbone(self.model)
         ):
             record = self.labels.probe(features, self.options.seed).record()
             found.append({"name": name, "probe": record})

@@ -46,13 +46,30 @@ def encode_dataset(model: Model, dataset: Dataset, *, mirrored: bool = False) ->
 
 
 def encoder_codes(encoder: Encoder, dataset: Dataset, *, mirrored: bool = False) -> np.ndarray:
-    """The same for an encoder that belongs to no model."""
-    return _kept_of_encoder(encoder, encoder, dataset, "z", mirrored)
+    """The same for an encoder that belongs to no model. Where its trunk's features are kept, z is made of them."""
+
+    def compute() -> np.ndarray:
+        seen = None if mirrored else read_kept(_place(_of_trunk(encoder, dataset)), len(dataset))
+        if seen is None:
+            return _run(encoder, encoder, dataset, mirrored)
+        with inference(encoder), torch.no_grad():
+            parts = torch.from_numpy(seen).to(encoder.head.weight).split(BATCH)
+            return torch.cat([encoder.code(part) for part in parts]).cpu().numpy()
+
+    return _kept(f"{encoder_hash(encoder)}/{dataset.hash}/z/{mirrored}", len(dataset), compute)
 
 
 def trunk_features(encoder: Encoder, dataset: Dataset) -> np.ndarray:
     """float32 (N, F): what the encoder's trunk sees in each image, before the linear layer to z."""
-    return _kept_of_encoder(encoder, encoder.features, dataset, "features", mirrored=False)
+    return _kept(
+        _of_trunk(encoder, dataset), len(dataset), lambda: _run(encoder, encoder.features, dataset, mirrored=False)
+    )
+
+
+def _of_trunk(encoder: Encoder, dataset: Dataset) -> str:
+    """What the features of a trunk depend on: not on the layer after it, so that many codes can share them."""
+    shape = {name: value for name, value in encoder.description.items() if name not in ("dims", "frozen")}
+    return f"{_digest(shape, encoder.trunk)}/{dataset.hash}/features"
 
 
 def explained_by_z(model: Model, dataset: Dataset) -> np.ndarray | None:
@@ -75,27 +92,22 @@ def explained_by_z(model: Model, dataset: Dataset) -> np.ndarray | None:
     return _kept(f"{model_hash(model)}/{dataset.hash}/explained/{TIMES}", len(dataset), compute)[:, 0]
 
 
-def _kept_of_encoder(
-    encoder: Encoder, function: Callable[[Tensor], Tensor], dataset: Dataset, kind: str, mirrored: bool
-) -> np.ndarray:
+def _run(encoder: Encoder, function: Callable[[Tensor], Tensor], dataset: Dataset, mirrored: bool) -> np.ndarray:
     """What a function of an encoder says of each image."""
 
     def work(rows: slice) -> np.ndarray:
         pixels = _pixels(encoder, dataset, rows)
         return function(pixels.flip(-1) if mirrored else pixels).cpu().numpy()
 
-    def compute() -> np.ndarray:
-        if dataset.size != encoder.size:
-            log.warning("images of %d px are resized to the model's %d px", dataset.size, encoder.size)
-        with inference(encoder), torch.no_grad():
-            return _joined("encoding", dataset, map(work, _parts(dataset, BATCH)))
-
-    return _kept(f"{encoder_hash(encoder)}/{dataset.hash}/{kind}/{mirrored}", len(dataset), compute)
+    if dataset.size != encoder.size:
+        log.warning("images of %d px are resized to the model's %d px", dataset.size, encoder.size)
+    with inference(encoder), torch.no_grad():
+        return _joined("encoding", dataset, map(work, _parts(dataset, BATCH)))
 
 
 def _kept(facts: str, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarray:
     """The array that belongs to these facts from the cache, else computed and put there."""
-    path = cache_folder() / "features" / f"{hashlib.sha256(facts.encode()).hexdigest()[:24]}.npy"
+    path = _place(facts)
     if (kept := read_kept(path, rows)) is not None:
         return kept
     found = compute()
@@ -105,6 +117,10 @@ def _kept(facts: str, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarra
     except OSError as error:  # nothing depends on the cache
         log.warning("the codes were not kept for the next time: %s: %s", path, error.strerror or error)
     return found
+
+
+def _place(facts: str) -> Path:
+    return cache_folder() / "features" / f"{hashlib.sha256(facts.encode()).hexdigest()[:24]}.npy"
 
 
 def read_kept(path: Path, rows: int) -> np.ndarray | None:

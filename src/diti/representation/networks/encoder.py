@@ -92,7 +92,11 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B,3,H,W) -> z (B,D)."""
-        return self.head((self.features(x) - self.feature_mean) / self.feature_std)
+        return self.code(self.features(x))
+
+    def code(self, features: Tensor) -> Tensor:
+        """What the trunk saw (B,F) -> z (B,D)."""
+        return self.head((features - self.feature_mean) / self.feature_std)
 
     @torch.no_grad()
     def fit_head(
