@@ -8,6 +8,7 @@ def make_run(path, data="toyfaces:40", subsets=4, decoder=True, weights=b"w"):
     for folder in ("unet", "encoder", *(["decoder"] if decoder else [])):
         (path / folder).mkdir(parents=True)
         (path / folder / "model.safetensors").write_bytes(weights)
+    (path / "encoder" / "config.json").write_text(json.dumps({"size": 16, "dims": 8}))
     (path / "config.yaml").write_text(f"data: {data}\n")
     (path / "run.json").write_text(json.dumps({"verb": "train"}))
     (path / "partition.json").write_text(json.dumps({"subsets": subsets}))

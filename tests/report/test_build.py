@@ -117,6 +117,34 @@ def test_baselines_come_with_a_run_that_holds_the_backbone(tmp_path, faces):
     assert with_baselines(runs) == ["b"] and with_baselines(runs[:1]) == ["a"]
 
 
+def test_each_length_of_the_code_has_its_baselines(tmp_path, faces):
+    runs = [make_run(tmp_path / name, subsets=1) for name in "abc"]
+    for run, dims in zip(runs, (8, 4, 8), strict=True):
+        (run / "encoder" / "config.json").write_text(json.dumps({"size": 16, "dims": dims}))
+    stages = plan_stages(runs, faces, "toyfaces:40", Effort())
+    assert [s.run.name for s in stages if s.name == "probe" and s.command.baselines] == ["a", "b"]
+
+
+def test_on_other_images_the_code_is_only_read(tmp_path, faces):
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b")]
+    stages = plan_stages(runs, faces, "toyfaces:40", Effort(edits=False, disentanglement=False))
+    assert [(s.run.name, s.name, s.command.reconstruct, s.command.subsets) for s in stages] == [
+        ("a", "probe", 0, False), ("b", "probe", 0, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_transfer_to_what_cannot_be_probed_is_refused(tmp_path, monkeypatch, image_folder, size):
+    run = make_run(tmp_path / "a")
+    (run / "encoder" / "config.json").write_text(json.dumps({"size": 16}))
+    prepare(find_source(str(image_folder), ReadOptions(size=size)), tmp_path / "data", size)
+    monkeypatch.setattr(build, "check_finished", lambda path: None)
+    complaint = "--transfer .* has (images of 8 px|no attributes to probe)"
+    with pytest.raises(InputError, match=complaint):
+        build.report([run], tmp_path / "out", data="toyfaces:40", transfer=str(tmp_path / "data"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_title_names_six_methods_and_counts_the_others():
     assert listed(list("abcdef")) == "a, b, c, d, e, f"
     assert listed(list("abcdefgh")) == "a, b, c, d, e, 3 others"

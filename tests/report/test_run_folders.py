@@ -11,7 +11,7 @@ from diti.core.errors import InputError
 from diti.core.runs import RunFolder, write_json
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
-from diti.data.sources import find_source
+from diti.data.sources import find_source, open_data
 from diti.report.runs import count_numbers, group_runs, label_of, measured_folder, read_run
 
 USUAL = train_preset("toyfaces32")
@@ -59,7 +59,8 @@ def test_a_finished_run_is_read(tmp_path, faces):
     assert (run.data_name, run.data_hash) == ("toyfaces", "ab" * 32)
     assert len(run.backbone_hash) == 64 and run.encoder_hash is None and run.peak_memory_mb is None
     assert run.checks == {"loss_removed": 0.5}
-    assert run.records == {"probe": None, "analysis": None, "counterfactuals": None, "explored": None}
+    assert set(run.records) == {"probe", "analysis", "counterfactuals", "explored", "transferred"}
+    assert set(run.records.values()) == {None}
 
 
 def test_records_are_those_of_this_dataset(tmp_path, faces):
@@ -73,6 +74,14 @@ def test_records_are_those_of_this_dataset(tmp_path, faces):
     run = read_run(folder, faces)
     assert (run.probe, run.analysis, run.counterfactuals) == ({"encoder": "e5"}, {"tau": 0.1}, None)
     assert run.encoder_hash == "e5" and run.measured == here and run.measured_on == "toyfaces"
+    assert (run.transferred, run.transferred_to) == (None, "")
+
+
+def test_the_probe_on_other_images_is_read_too(tmp_path, faces):
+    folder, other = write_run(tmp_path / "run"), open_data("toyfaces:50", 16)
+    write_json(measured_folder(folder, other.name, other.hash) / "probe.json", {"encoder": "e6"})
+    run = read_run(folder, faces, other)
+    assert (run.probe, run.transferred, run.transferred_to) == (None, {"encoder": "e6"}, "toyfaces")
 
 
 @pytest.mark.parametrize("missing", ["config.yaml", "run.json"])

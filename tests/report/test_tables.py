@@ -22,15 +22,14 @@ from diti.report.tables import (
     cost_table,
     counterfactual_table,
     disentanglement_table,
-    headline,
     provenance_table,
     summary_table,
     table1,
     table2,
     table_record,
-    verdicts,
     write_csv,
 )
+from diti.report.verdicts import headline, verdicts
 
 USUAL = train_preset("toyfaces32")
 NAMES = ["hat", "beard", "light"]  # two binary attributes and a continuous one
@@ -240,6 +239,32 @@ def test_the_papers_numbers_stand_beside_the_same_data_only(good, bad):
     assert cells["PDAE"].text == "59.7", "trained on FFHQ"
     assert "another data set" not in table.note
     assert not any("paper" in heading for heading in table1([good, bad]).columns)
+
+
+def moved_to(group, noise, name="lfw3k"):
+    """The group with a probe on other images, where codes hold the attributes under so much noise."""
+    run = replace(group.runs[0], transferred=probe_record(noise, 1), transferred_to=name)
+    return replace(group, runs=(run,))
+
+
+def test_table1_reads_the_same_codes_on_other_images(good, bad):
+    groups = [moved_to(on_celeba(good), 0.5), moved_to(on_celeba(bad), 0.6)]
+    pca = {"name": "PCA", "probe": probe_record(1.0)["probe"], "transferred": probe_record(2.0)["probe"]}
+    table = table1(groups, [pca])
+    here, there = column(table, "Pearson r"), column(table, "Pearson r, lfw3k")
+    assert there["DiTi"].value == pytest.approx(groups[0].runs[0].transferred["probe"]["mean_r"])
+    assert here["DiTi"].value == pytest.approx(good.runs[0].probe["probe"]["mean_r"])
+    assert there["PCA"].value == pytest.approx(pca["transferred"]["mean_r"])
+    assert "On lfw3k the same codes are read" in table.note
+
+
+def test_the_papers_numbers_and_later_ones_stand_beside_the_transfer(good):
+    table = table1([moved_to(on_celeba(good), 0.5)])
+    assert list(table.columns)[-3:] == ["paper: mean AP %", "paper: Pearson r", "paper: MSE"]
+    grey = [cell.text for cell in table.rows[-1]]
+    assert grey[0] == "DBAE (Kim et al. 2025)" and grey[-3:] == ["65.5", "0.643", "0.369"]
+    assert {cell.tone for cell in table.rows[-1]} == {"paper"}
+    assert "DBAE" not in "".join(row[0].text for row in table1([moved_to(good, 0.5, "faces")]).rows)
 
 
 def test_the_papers_numbers_on_other_data_when_asked(good, bad):

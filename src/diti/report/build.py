@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from diti.report.evidence import Effort, measure_runs
 from diti.report.page import save_page
 from diti.report.runs import Group, Run, check_finished, group_runs, read_config, read_run
 from diti.report.sections import sections
+from diti.report.verdicts import headline as headline_of
+from diti.report.verdicts import verdicts as verdicts_on
 
 PAGE, RECORD, LOGS, FIGURES = "index.html", "report.json", "logs", "figures"
 NAMED = 6  # methods in the title
@@ -40,6 +42,7 @@ def report(
     out: Path,
     *,
     data: str | None = None,
+    transfer: str | None = None,
     effort: Effort | None = None,
     paper: bool = False,
     title: str = "",
@@ -49,27 +52,28 @@ def report(
 ) -> Report:
     """One page about runs, on the data they were trained on unless told otherwise.
 
-    sources: run folders, or folders of run folders. paper: show the paper's numbers, greyed, on other data too.
+    sources: run folders, or folders of run folders. transfer: other images with attributes, on which the same
+    codes are probed. paper: show the paper's numbers, greyed, on other data too.
     more: sections to stand at the end, folded. overwrite: also replace files that diti did not write.
     """
     names = [PAGE, RECORD, *(f"{key}.csv" for key in tables.KEYS), f"{LOGS}/log.txt"]
     drawn = sorted((out / FIGURES).glob("*"))  # earlier ones, which may be drawn again
-    require_writable({"--out": [*(out / name for name in names), *drawn]}, [data], overwrite=overwrite)
+    require_writable({"--out": [*(out / name for name in names), *drawn]}, [data, transfer], overwrite=overwrite)
     paths = find_runs(sources)
     for path in paths:
         check_finished(path)
     data, size = data or shared_data(paths), size_of(paths)
-    dataset = open_data(data, size)
-    if dataset.size != size:
-        raise InputError(
-            f"--data {data} has images of {dataset.size} px, the runs take {size} px: prepare it with "
-            f"--size {size}"
-        )
-    measure_runs(paths, dataset, data, effort or Effort(), out / LOGS)
-    groups = group_runs([read_run(path, dataset) for path in paths])
+    dataset = open_at(data, size, "--data")
+    other = open_at(transfer, size, "--transfer") if transfer else None
+    effort = effort or Effort()
+    measure_runs(paths, dataset, data, effort, out / LOGS)
+    if other and transfer:
+        read_only = replace(effort, edits=False, disentanglement=False)
+        measure_runs(paths, other, transfer, read_only, out / LOGS / other.name)
+    groups = group_runs([read_run(path, dataset, other) for path in paths])
     baselines = baselines_of(groups)
-    built, verdicts = build_tables(groups, baselines, paper), tables.verdicts(groups, baselines)
-    headline = tables.headline(groups, baselines)
+    built, verdicts = build_tables(groups, baselines, paper), verdicts_on(groups, baselines)
+    headline = headline_of(groups, baselines)
     comparisons = Section("Every comparison", "\n\n".join(verdicts), folded=True)
     page = Page(
         title or f"{listed([group.label for group in groups])} on {dataset.name}",
@@ -97,6 +101,19 @@ def find_runs(sources: Sequence[str | Path]) -> list[Path]:
             raise InputError(f"{source} holds no run; name run folders of diti train, or a folder of them")
         found += [source] if (source / "config.yaml").is_file() else inside
     return found
+
+
+def open_at(data: str, size: int, option: str) -> Dataset:
+    """The data of an option, of the size that the runs take."""
+    dataset = open_data(data, size)
+    if dataset.size != size:
+        raise InputError(
+            f"{option} {data} has images of {dataset.size} px, the runs take {size} px: prepare it with "
+            f"--size {size}"
+        )
+    if option == "--transfer" and not dataset.attributes:
+        raise InputError(f"--transfer {data} has no attributes to probe; name images with attributes")
+    return dataset
 
 
 def shared_data(paths: Sequence[Path]) -> str:
@@ -150,9 +167,13 @@ def build_tables(groups: list[Group], baselines: Sequence[dict[str, Any]], paper
 
 
 def baselines_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """What was probed without a trained encoder, from the run whose probe carries it."""
-    probes = [run.probe for group in groups for run in group.runs if run.probe]
-    return next((probe["baselines"] for probe in probes if "baselines" in probe), [])
+    """What was probed without a trained encoder, each once, from the runs whose probes carry it."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in (run for group in groups for run in group.runs):
+        for part, record in (("probe", run.probe), ("transferred", run.transferred)):
+            for baseline in (record or {}).get("baselines", ()):
+                found.setdefault(baseline["name"], {"name": baseline["name"]}).setdefault(part, baseline["probe"])
+    return list(found.values())
 
 
 def varied_in_table2(run: Run) -> tuple[int, str, bool]:

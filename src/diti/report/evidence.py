@@ -41,6 +41,7 @@ class Effort:
     axes: int = 1  # of each subset so many are drawn
     disentanglement: bool = True  # also DCI, FactorVAE score, MIG, SAP, TAD
     baselines: bool = True  # also probe what is known without a trained encoder
+    edits: bool = True  # also what needs images made: counterfactuals, theory, axes, reconstructions
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -122,21 +123,21 @@ def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effo
 
 
 def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort) -> list[Stage]:
-    """All stages of all runs; baselines, axes and theory once, with the first run that holds each backbone.
+    """All stages of all runs; axes and theory once, with the first run that holds each backbone.
 
-    Where none holds one, the first run gets the baselines that need no backbone.
-
-    The first counterfactuals come first: they train the classifier that the others wait for, which come when that
-    should be done.
+    So are baselines, for each length of the code; where no run holds a backbone, the first run gets those that
+    need none. The first counterfactuals come first: they train the classifier that the others wait for, which come
+    when that should be done.
     """
     stages: list[Stage] = []
-    with_baselines: set[str] = set()
+    with_baselines: set[tuple[str, Any]] = set()
     shown: dict[str, set[str]] = {"analysis": set(), "explored": set()}  # stage → backbones
     holders = [run for run in runs if (run / "unet").is_dir()] or runs[:1]
     for run in runs:
         backbone = sha256_folder(run / "unet")
-        baselines = effort.baselines and run in holders and backbone not in with_baselines
-        with_baselines |= {backbone} if baselines else set()
+        floor = (backbone, read_settings(run / "encoder" / "config.json").get("dims"))
+        baselines = effort.baselines and run in holders and floor not in with_baselines
+        with_baselines |= {floor} if baselines else set()
         found = stages_of(run, dataset, data, effort, baselines)
         stages += [stage for stage in found if backbone not in shown.get(stage.name, ())]
         for stage in found:
@@ -158,7 +159,7 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines:
     folder = measured_folder(run, dataset.name, dataset.hash)
     outs = {name: folder / file for name, file in MEASURED.items()}
     decodes = (run / "decoder").is_dir()
-    reconstructed = effort.reconstructed if decodes else 0
+    reconstructed = effort.reconstructed if decodes and effort.edits else 0
     # What an earlier version left in the folder, which is ours, may be unsigned.
     shared: dict[str, Any] = {"model": str(run), "data": data, "seed": effort.seed, "overwrite": True}
     hashes = sha256_parts(run, [*ENCODING, *DECODING])
@@ -175,10 +176,13 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines:
             disentanglement=effort.disentanglement,
             reconstruct=reconstructed,
             baselines=baselines,
+            subsets=effort.edits,
             **shared,
         )
         # It looks at z, unless it reconstructs; the backbone of the baselines comes with a decoder.
         found.append(stage("probe", command, 60 if baselines else 30, () if reconstructed else DECODING))
+    if not effort.edits:
+        return found
     if dataset.attributes and decodes:
         command = Counterfactuals(
             out=outs["counterfactuals"].parent, images=effort.faces, pairs=effort.pairs,

@@ -72,6 +72,8 @@ class Run:
     analysis: Record | None = None
     counterfactuals: Record | None = None
     explored: Record | None = None
+    transferred: Record | None = None  # the probe on other images
+    transferred_to: str = ""  # name of their dataset
     solved_in: float | None = None  # seconds, of a closed form
 
     @property
@@ -113,7 +115,7 @@ class Run:
 
     @property
     def records(self) -> dict[str, Record | None]:
-        return {name: getattr(self, name) for name in MEASURED}
+        return {name: getattr(self, name) for name in (*MEASURED, "transferred")}
 
     @property
     def recipe(self) -> TrainConfig:
@@ -155,8 +157,11 @@ def measured_folder(run: Path, dataset_name: str, dataset_hash: str) -> Path:
     return run / "measured" / f"{dataset_name}-{dataset_hash[:8]}"
 
 
-def read_run(path: Path, dataset: Dataset) -> Run:
-    """A finished run of `diti train` with its records on `dataset`; InputError for any other folder."""
+def read_run(path: Path, dataset: Dataset, other: Dataset | None = None) -> Run:
+    """A finished run of `diti train` with its records on `dataset`; InputError for any other folder.
+
+    other: images on which the code was probed, too.
+    """
     check_finished(path)
     config = read_config(path)
     log = RunFolder(path).read_log()
@@ -177,6 +182,8 @@ def read_run(path: Path, dataset: Dataset) -> Run:
         measured_on=dataset.name,
         measured=measured,
         **_read_measured(measured),
+        transferred=_read_measured(measured_folder(path, other.name, other.hash))["probe"] if other else None,
+        transferred_to=other.name if other else "",
     )
 
 

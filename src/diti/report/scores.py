@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from diti.report.runs import Group, Record
@@ -100,9 +100,9 @@ def at(record: Any, *keys: str) -> Any:
 # ---- What is measured --------------------------------------------------------------------------------------
 
 
-def _probed(name: str) -> Callable[[Records], Score | None]:
+def _probed(name: str, record: str = "probe") -> Callable[[Records], Score | None]:
     def pick(records: Records) -> Score | None:
-        found = at(records, "probe", "probe")
+        found = at(records, record, "probe")
         return score_in_row(found, f"mean_{name}")
 
     return pick
@@ -144,6 +144,30 @@ PROBED = {
     "r": Measure("Pearson r", "r", _probed("r")),
     "mse": Measure("MSE", "MSE", _probed("mse"), better=-1),
 }
+
+
+def transferred_key(key: str) -> str:
+    """Of a score of PROBED on other images."""
+    return f"{key}, transferred"
+
+
+def transferred(data: str) -> dict[str, Measure]:
+    """The scores of PROBED of the same codes on other images, of that name."""
+    return {
+        transferred_key(key): replace(m, heading=f"{m.heading}, {data}", pick=_probed(key, "transferred"))
+        for key, m in PROBED.items()
+    }
+
+
+def baseline_records(baselines: Sequence[Record]) -> list[tuple[str, Records]]:
+    """Name and records of what was probed without a trained encoder."""
+    parts = ("probe", "transferred")
+    return [
+        (baseline["name"], {part: {"probe": baseline[part]} for part in parts if part in baseline})
+        for baseline in baselines
+    ]
+
+
 DISENTANGLED = {
     "dci_disentanglement": "DCI D",
     "dci_completeness": "DCI C",

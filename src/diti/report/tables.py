@@ -14,10 +14,9 @@ from typing import Any
 
 from diti.core.runs import atomic_path
 from diti.report.blocks import Cell, Table, Tone
-from diti.report.paper_numbers import ablation_scores, comparable, paper_scores, training_set
+from diti.report.paper_numbers import ablation_scores, comparable, later_scores, paper_scores, training_set
 from diti.report.runs import Group, Record, Run, label_of, unequal_budgets
 from diti.report.scores import (
-    CLEAN,
     DISENTANGLED,
     EDITED,
     PROBED,
@@ -26,16 +25,17 @@ from diti.report.scores import (
     Measure,
     Records,
     Score,
-    apart,
     at,
+    baseline_records,
     best_of,
     disentangled_measures,
     over_runs,
     scaled,
     score_in_row,
+    transferred,
+    transferred_key,
 )
 
-Scored = tuple[Group, Score]
 KEYS = ("summary", "table1", "counterfactuals", "disentanglement", "attributes", "cost", "provenance", "table2")
 MISSING = Cell("–")
 OF_IMAGES = "bootstrap over the test images, which does not show what another seed would give"
@@ -105,20 +105,17 @@ def probe_notes(groups: Sequence[Group]) -> list[str]:
     return notes
 
 
-def baseline_records(baselines: Sequence[Record]) -> list[tuple[str, Records]]:
-    return [(baseline["name"], {"probe": {"probe": baseline["probe"]}}) for baseline in baselines]
-
-
-def _shown_measures(groups: Sequence[Group]) -> dict[str, Measure]:
-    """The probe's scores that the data allow; all of them where nothing is measured yet."""
-    found = {key: m for key, m in PROBED.items() if any(over_runs(group, m.of) for group in groups)}
-    return found or PROBED
+def _measured(groups: Sequence[Group], measures: Mapping[str, Measure]) -> dict[str, Measure]:
+    """Those of the scores that the data allow."""
+    return {key: m for key, m in measures.items() if any(over_runs(group, m.of) for group in groups)}
 
 
 def _paper_keys(groups: Sequence[Group], measures: Mapping[str, Measure], asked: bool) -> tuple[list[str], str]:
     """The scores that get a grey column, and the note that belongs to it."""
-    fitting = comparable(groups[0].runs[0].measured_on) if groups else ()
-    keys = [key for key in measures if asked or key in fitting]
+    runs = [group.runs[0] for group in groups[:1]]
+    fitting = [key for run in runs for name in (run.measured_on, run.transferred_to) for key in comparable(name)]
+    keys = [key for key in measures if key in PROBED and (asked or key in fitting)]
+    keys += [key for key in fitting if key not in keys and transferred_key(key) in measures]
     if not keys:
         return [], ""
     if set(keys) <= set(fitting):
@@ -132,10 +129,14 @@ def _paper_cells(scores: Mapping[str, float] | None, keys: Sequence[str]) -> lis
 
 
 def _paper_of(run: Run, asked: bool) -> Mapping[str, float] | None:
-    """The paper's scores of the method; trained on CelebA where they were asked for on other data."""
-    trained_on = training_set(run.data_name) or ("CelebA" if asked else "")
+    """The paper's scores of the method."""
     cuts = ("subsets",) if run.config.partition == "staged" else ("subsets", "partition")  # staged is the paper's
-    return paper_scores(label_of(run.config, only=cuts), trained_on)
+    return paper_scores(label_of(run.config, only=cuts), _trained_on(run, asked))
+
+
+def _trained_on(run: Run, asked: bool) -> str:
+    """The training set as the paper calls it; CelebA where its scores were asked for on other data."""
+    return training_set(run.data_name) or ("CelebA" if asked else "")
 
 
 # ---- Tables ------------------------------------------------------------------------------------------------
@@ -166,7 +167,8 @@ def table1(groups: Sequence[Group], baselines: Sequence[Record] = (), paper: boo
 
     paper: show them on other data too, with a note.
     """
-    measures = _shown_measures(groups)
+    other = groups[0].runs[0].transferred_to if groups else ""
+    measures = (_measured(groups, PROBED) or PROBED) | _measured(groups, transferred(other))
     keys, paper_note = _paper_keys(groups, measures, paper)
     cells, undecided = score_columns(groups, list(measures.values()))
     rows = [
@@ -185,8 +187,13 @@ def table1(groups: Sequence[Group], baselines: Sequence[Record] = (), paper: boo
     rows += [
         [Cell(name, tone="baseline"), *row, *(Cell("", tone="baseline") for _ in keys)] for name, row in below
     ]
+    rows += [
+        [Cell(name, tone="paper"), *(Cell("–", tone="paper") for _ in measures), *_paper_cells(scores, keys)]
+        for name, scores in (later_scores(_trained_on(groups[0].runs[0], paper)) if keys else {}).items()
+    ]
     headings = ["method", *_headings(measures, keys)]
-    notes = [*probe_notes(groups), *undecided, paper_note]
+    moved = f"On {other} the same codes are read, of images that no training saw." if other else ""
+    notes = [*probe_notes(groups), moved, *undecided, paper_note]
     title = "Table 1: attributes read by a linear probe"
     return Table("table1", title, headings, rows, " ".join(filter(None, notes)))
 
@@ -208,7 +215,7 @@ def _chance_ap(groups: Sequence[Group]) -> float | None:
 def table2(groups: Sequence[Group], paper: bool = False) -> Table:
     """Table 2: what partition, detach and the number of subsets do to DiTi. paper: as in `table1`."""
     variants = [group for group in groups if group.runs[0].config.method == "diti"]
-    measures = _shown_measures(variants)
+    measures = _measured(variants, PROBED) or PROBED
     keys, paper_note = _paper_keys(variants, measures, paper)
     cells, undecided = score_columns(variants, list(measures.values()))
     rows = []
@@ -375,99 +382,6 @@ def _attribute_score(name: str, key: str) -> Callable[[Records], Score | None]:
         return found and scaled(found, PROBED[key].scale)
 
     return pick
-
-
-# ---- In words ----------------------------------------------------------------------------------------------
-
-
-def headline(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[str]:
-    """Three sentences at most: who reads better, who edits more cleanly, and what needs no method at all."""
-    found = []
-    for measure in (PROBED["ap"], CLEAN):
-        scores = [(group, score) for group in groups if (score := over_runs(group, measure.of))]
-        found += verdicts_by([(group, score) for group, score in scores if score.low is not None], measure)[:1]
-    return [*found, *filter(None, [best_baseline(PROBED["ap"], groups, baselines)])]
-
-
-def best_baseline(measure: Measure, groups: Sequence[Group], baselines: Sequence[Record]) -> str:
-    """What is known without a trained encoder, and who is ahead of it beyond the intervals."""
-    name, best = _highest(measure, baselines)
-    if best is None:
-        return ""
-    ahead = _named(measure, groups, lambda own: gain(measure, own, best) > 0 and apart(own, best))
-    words = f"{name}, which needs no method, reaches {measure.text(best.value)} {measure.unit}"
-    return f"{words}: {' and '.join(ahead)} read more." if ahead else f"{words}: nobody reads clearly more."
-
-
-def verdicts(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[str]:
-    """By each score with intervals two groups of one budget, of several the best two; then the best baseline."""
-    found = []
-    for measure in [*PROBED.values(), *(m for m in EDITED if m.better)]:
-        scores = [(group, score) for group in groups if (score := over_runs(group, measure.of))]
-        found += verdicts_by([(group, score) for group, score in scores if score.low is not None], measure)
-    return found + [sentence for m in PROBED.values() if (sentence := baseline_verdict(m, groups, baselines))]
-
-
-def verdicts_by(scores: Sequence[Scored], measure: Measure) -> list[str]:
-    """By one score: a verdict for each budget that several have; where none has, two are named with their own."""
-    budgets = list(dict.fromkeys(group.budget for group, _ in scores))
-    equals = [[item for item in scores if item[0].budget == budget] for budget in budgets]
-    shared = [two_of(members, measure) for members in equals if len(members) > 1]
-    if not shared and len(scores) > 1:
-        return [no_verdict(*two_of(scores, measure), measure)]
-    return [verdict(*pair, measure, named=len(budgets) > 1) for pair in shared]
-
-
-def two_of(scores: Sequence[Scored], measure: Measure) -> tuple[Scored, Scored]:
-    """Two as they stand, of several the best two."""
-    ranked = sorted(scores, key=lambda item: -measure.better * item[1].value)
-    first, second = (ranked if len(scores) > 2 else scores)[:2]
-    return first, second
-
-
-def verdict(first: Scored, second: Scored, measure: Measure, named: bool = False) -> str:
-    """Who is ahead by one score, if the intervals show it. named: with the budget that both have."""
-    (one, a), (other, b) = first, second
-    numbers = f"{one.label} {measure.text(a.value)} against {other.label} {measure.text(b.value)} {measure.unit}"
-    numbers += f" (both: {one.budget})" if named else ""
-    if not apart(a, b):
-        return f"{numbers}: within the interval, no difference shown."
-    ahead = one if gain(measure, a, b) > 0 else other
-    less = "; less is better" if measure.better < 0 else ""
-    return f"{numbers}: {ahead.label} is ahead by {measure.text(abs(a.value - b.value))}{less}."
-
-
-def no_verdict(first: Scored, second: Scored, measure: Measure) -> str:
-    """Both scores with what was spent on each."""
-    told = [f"{group.label} ({group.budget}) {measure.text(score.value)}" for group, score in (first, second)]
-    return f"{' against '.join(told)} {measure.unit}: the budgets differ, so this is no verdict."
-
-
-def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Sequence[Record]) -> str:
-    """Which methods do not pass what is known without a trained encoder; empty where all do."""
-    name, baseline = _highest(measure, baselines)
-    if baseline is None:
-        return ""
-    below = _named(measure, groups, lambda own: gain(measure, own, baseline) <= 0)
-    best = f"{name}, which needs no training, reaches {measure.text(baseline.value)} {measure.unit}"
-    return f"{best}: not passed by {', '.join(below)}." if below else ""
-
-
-def gain(measure: Measure, own: Score, other: Score) -> float:
-    """By how much the first is better."""
-    return measure.better * (own.value - other.value)
-
-
-def _named(measure: Measure, groups: Sequence[Group], chosen: Callable[[Score], bool]) -> list[str]:
-    """The groups whose score is `chosen`, with it."""
-    scores = [(group.label, score) for group in groups if (score := over_runs(group, measure.of))]
-    return [f"{label} ({measure.text(own.value)})" for label, own in scores if chosen(own)]
-
-
-def _highest(measure: Measure, baselines: Sequence[Record]) -> tuple[str, Score | None]:
-    """The best baseline by a score; none where there is none."""
-    reached = [(name, score) for name, records in baseline_records(baselines) if (score := measure.of(records))]
-    return max(reached, key=lambda item: measure.better * item[1].value, default=("", None))
 
 
 # ---- Files -------------------------------------------------------------------------------------------------

@@ -159,6 +159,7 @@ class Report:
     """Run folders of diti train, or folders of them such as diti sweep writes."""
     out: Path = Path("report")  # folder for index.html, report.json and a CSV file per table
     data: Name = None  # images with attributes to measure on; by default what the runs were trained on
+    transfer: Name = None  # other images with attributes, on which the same codes are probed
     faces: int = 24  # test images edited per attribute
     pairs: int = 16  # test pairs interpolated
     changes: int = 12  # pairs per attribute for the time-step at which it is lost
@@ -178,7 +179,13 @@ class Report:
             baselines=self.baselines, seed=self.seed,
         )  # fmt: skip
         built = report(
-            self.runs, self.out, data=self.data, effort=effort, paper=self.paper, overwrite=self.overwrite
+            self.runs,
+            self.out,
+            data=self.data,
+            transfer=self.transfer,
+            effort=effort,
+            paper=self.paper,
+            overwrite=self.overwrite,
         )
         print_table(built.tables[0])
         print("\n".join([*built.headline, f"the page: {built.page}"]))
