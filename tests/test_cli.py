@@ -78,7 +78,7 @@ def test_version(capsys):
         (["pretrain", "--data", "d", "--out", "x", "--preset", "celeba3"], "Did you mean 'celeba32'?"),
         (
             ["pretrain", "--data", "d", "--out", "x", "--lr-schedule", "step"],
-            "'step' is unknown; use constant, cosine",
+            "'step' is unknown; use constant, cosine, hold",
         ),
     ],
 )

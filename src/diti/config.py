@@ -136,7 +136,9 @@ class TrainingConfig(Settings):
     gradient_accumulation_steps: int = 1  # split the batch in this many parts when memory is short
     learning_rate: float = 1e-4  # used as written, never rescaled
     lr_warmup_images: int = 0  # the rate rises from 0 over this many images
-    lr_schedule: Literal["constant", "cosine"] = "constant"  # cosine: falls to 0 at the end
+    lr_schedule: Literal["constant", "cosine", "hold"] = (
+        "constant"  # cosine: falls to 0; hold: in the last quarter
+    )
     max_grad_norm: float = 1.0  # gradient clipping; 0 = off
     ema_decay: float = 0.9999  # per step; rises to this from 0.1 in the first steps
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"  # bf16 and fp16 on GPUs
@@ -474,6 +476,7 @@ _QUICK = {
     "validate_images": 64_000,
     "checkpoint_images": 32_000,
 }
+_PRETRAINED = {**_QUICK, "lr_schedule": "hold"}
 _LONG = {
     "lr_warmup_images": 640_000,
     "validate_images": 1_000_000,
@@ -484,8 +487,8 @@ _LONG = {
 # fmt: off
 PRESETS: dict[str, Preset] = {
     # name                size fold widths                     layers attention head  images      batch rate  by
-    "toyfaces32": _preset(32,  2,   (32, 32, 64),              1,     (8,),     16,      660_000,  32,  2e-3, "muon", "the built-in faces on a laptop, under an hour", **_QUICK),
-    "celeba32":   _preset(32,  2,   (64, 64, 128),             1,     (8,),     32,      400_000,  32,  2e-3, "muon", "real faces on a laptop, about an hour", **_QUICK),
+    "toyfaces32": _preset(32,  2,   (32, 32, 64),              1,     (8,),     16,      660_000,  32,  4e-3, "muon", "the built-in faces on a laptop, under an hour", **_PRETRAINED),
+    "celeba32":   _preset(32,  2,   (64, 64, 128),             1,     (8,),     32,      400_000,  32,  4e-3, "muon", "real faces on a laptop, about an hour", **_PRETRAINED),
     "celeba64":   _preset(64,  1,   (64, 128, 256, 512),       2,     (16,),    64,   38_000_000, 128,  1e-4, "adam", "CelebA at the paper's size, on a GPU", **_LONG),
     "ffhq128":    _preset(128, 1,   (128, 128, 256, 384, 512), 2,     (16,),    64,   64_000_000, 128,  1e-4, "adam", "FFHQ at the paper's size, on GPUs", **_LONG),
     "bedroom128": _preset(128, 1,   (128, 128, 256, 384, 512), 2,     (16,),    64,  120_000_000, 128,  1e-4, "adam", "LSUN bedrooms at the paper's size, on GPUs; no flip", **{**_LONG, "flip": False}),

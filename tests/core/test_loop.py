@@ -315,6 +315,9 @@ def test_learning_rate_warms_up_and_falls():
     config = TrainingConfig(images=1000, train_batch_size=10, learning_rate=1.0, lr_warmup_images=100)
     assert learning_rate(config, 0, 0.0) == pytest.approx(0.1) and learning_rate(config, 500, 0.5) == 1.0
     cosine = dataclasses.replace(config, lr_schedule="cosine")
+    held = dataclasses.replace(config, lr_schedule="hold")
+    assert [learning_rate(held, 500, over) for over in (0.5, 0.75, 0.875, 1.0)] == [1.0, 1.0, 0.5, 0.0]
+    assert learning_rate(held, 0, 0.0) == pytest.approx(0.1)
     assert learning_rate(cosine, 500, 0.5) == pytest.approx(0.5) and learning_rate(cosine, 999, 0.999) < 0.001
 
 

@@ -8,9 +8,18 @@ from diti.diffusion.backbone import build_backbone
 from diti.diffusion.suited import suited, suited_fold
 
 
-@pytest.mark.parametrize("size, fold", [(16, 1), (28, 1), (32, 2), (40, 2), (48, 4), (64, 4), (128, 8), (256, 16)])
-def test_a_cpu_sees_a_grid_of_about_16_px(size, fold):
+@pytest.mark.parametrize("size, fold", [(16, 2), (28, 1), (32, 2), (40, 2), (48, 2), (64, 2), (128, 2), (256, 4)])
+def test_images_are_folded_no_more_than_must_be(size, fold):
     assert suited_fold(size) == fold
+
+
+@pytest.mark.parametrize(
+    "size, channels", [(32, (64, 64, 128)), (64, (32, 64, 64, 128)), (128, (16, 32, 64, 64, 128))]
+)
+def test_larger_images_have_more_levels_and_keep_attention_at_8_px(size, channels):
+    shape = suited(size, 46_000, gpu=False)[0].backbone
+    assert (shape.channels, shape.attention) == (channels, (8,))
+    assert shape.channels[0] > 3 * shape.unshuffle**2, "all that is folded passes through the finest level"
 
 
 @pytest.mark.parametrize("size", [8, 12, 16, 28, 32, 48, 64, 100, 256])

@@ -46,11 +46,13 @@ def _require_cpu_precision(precision: str) -> None:
 
 
 def learning_rate(config: TrainingConfig, images: int, over: float) -> float:
-    """Rate for the step after `images` images, `over` of the run: warm-up, then constant or a falling cosine."""
+    """Rate for the step after `images` images, `over` of the run: warm-up, then as the schedule says.
+
+    constant; cosine: falls from the start; hold: constant, and falls on a straight line in the last quarter.
+    """
     warm = min(1.0, (images + config.train_batch_size) / max(1, config.lr_warmup_images))
-    if config.lr_schedule == "constant":
-        return config.learning_rate * warm
-    return config.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * over))
+    left = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * over)), "hold": min(1.0, 4 * (1 - over))}
+    return config.learning_rate * warm * left[config.lr_schedule]
 
 
 def train(

@@ -7,9 +7,11 @@ import dataclasses
 from diti.config import PRESETS, PretrainConfig
 from diti.core.errors import InputError
 
-FOLDS = (1, 2, 4, 8, 16, 32)  # pixel-unshuffle factors to choose from
-GRID = 16  # side at which a U-Net for a CPU sees an image, px: what it costs hardly depends on the image's own
+FOLDS = (2, 1, 4, 8, 16, 32)  # pixel-unshuffle factors to choose from, the best first
+GRID = 16  # side at which the finest level of the presets for a CPU sees an image, px
+LARGEST = 64  # side of the largest grid: a level in front of the others costs as much as each of them
 LEVELS_HALVE = 4  # three levels halve the grid twice
+NARROWEST = 16  # channels of a level
 FEW = 5_000  # training images below which the narrower network learns as much in a third of the time
 ON_GPU = {64: "celeba64", 128: "ffhq128"}
 
@@ -22,22 +24,39 @@ def suited(size: int, images: int, gpu: bool) -> tuple[PretrainConfig, str]:
     name, fold = "toyfaces32" if narrow else "celeba32", suited_fold(size)
     config = _named(name)
     side = size // fold
-    shape = dataclasses.replace(config.backbone, size=size, unshuffle=fold, attention=(side // 2,))
-    width = (
-        f"the narrower network, for {images:,} images" if narrow else f"the wider network, for {images:,} images"
+    more = levels_before(side)
+    first = config.backbone.channels[0]
+    channels = (*(max(NARROWEST, first >> level) for level in range(more, 0, -1)), *config.backbone.channels)
+    shape = dataclasses.replace(
+        config.backbone, size=size, unshuffle=fold, channels=channels, attention=(side >> more + 1,)
     )
+    width = "narrower" if narrow else "wider"
     place = "a GPU" if gpu else "a CPU"
-    reason = f"preset {name}: {width}; {size} px folded {fold}×{fold}, so that {place} sees a grid of {side} px"
+    reason = (
+        f"preset {name}: the {width} network, for {images:,} images; {size} px folded {fold}×{fold}, so that "
+        f"{place} sees a grid of {side} px at {len(channels)} levels"
+    )
     return dataclasses.replace(config, backbone=shape), reason
 
 
 def suited_fold(size: int) -> int:
-    """The factor that folds an image to a grid of about 16 px which two levels can halve."""
+    """2, which loses nothing: the finest level is wider than what is folded. Others where 2 does not fit.
+
+    Noise that is folded further does not pass through a network for a CPU.
+    """
     fitting = [fold for fold in FOLDS if size % (LEVELS_HALVE * fold) == 0 and size // fold >= GRID // 2]
     if not fitting:
         near = max(8, 8 * round(size / 8))
         raise InputError(f"images of {size} px cannot be halved twice; use diti prepare with --size {near}")
-    return min(fitting, key=lambda fold: (abs(size // fold - GRID), fold))
+    return next((fold for fold in fitting if size // fold <= LARGEST), max(fitting))
+
+
+def levels_before(side: int) -> int:
+    """How many levels stand before those of the preset, each at twice the grid of the next."""
+    more = 0
+    while side % (2 * LEVELS_HALVE << more) == 0 and side >> more + 1 >= GRID:
+        more += 1
+    return more
 
 
 def _named(name: str) -> PretrainConfig:
