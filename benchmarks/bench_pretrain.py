@@ -30,22 +30,22 @@ from diti.data.sources import open_data
 from diti.representation.features import encode_dataset
 from diti.representation.models.loading import load
 
-BEFORE = "--optimizer adam --adam-beta2 0.999"
-RECIPES = {  # options over the preset's
-    "before": BEFORE,
-    "adam": "--optimizer adam",
-    "muon": "--optimizer muon",
-    "adam, rate 1e-3": "--optimizer adam --learning-rate 1e-3",
-    "muon, rate 1e-3": "--optimizer muon --learning-rate 1e-3",
-    "muon, rate 4e-3": "--optimizer muon --learning-rate 4e-3",
-    "muon, warm-up a quarter": "--optimizer muon --lr-warmup-images 1600",
-    "muon, batches of 16": "--optimizer muon --train-batch-size 16",
-    "muon, batches of 64": "--optimizer muon --train-batch-size 64",
-    "muon, min-SNR": "--optimizer muon --loss-weight min-snr",
-    "muon, P2": "--optimizer muon --loss-weight p2",
-    "muon, v": "--optimizer muon --prediction v_prediction",
-    "muon, no flips": "--optimizer muon --no-flip",
-    "muon, shorter average": "--optimizer muon --ema-decay 0.99",
+COSINE = "--lr-schedule cosine --learning-rate 2e-3"
+RECIPES = {  # options over the preset's; first what led to it step by step, then one change each
+    "before": f"--optimizer adam --adam-beta2 0.999 {COSINE}",
+    "beta2 0.99": f"--optimizer adam {COSINE}",
+    "muon": COSINE,
+    "rate held": "--learning-rate 2e-3",
+    "preset": "",
+    "rate doubled": "--learning-rate 8e-3",
+    "warm-up a quarter": "--lr-warmup-images 1600",
+    "batches of 16": "--train-batch-size 16",
+    "batches of 64": "--train-batch-size 64",
+    "v": "--prediction v_prediction",
+    "min-SNR": "--loss-weight min-snr",
+    "P2": "--loss-weight p2",
+    "no flips": "--no-flip",
+    "shorter average": "--ema-decay 0.99",
 }
 LANES, SOLVED_ON = 2, 2_048
 
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
 
 def folder_of(name: str, seed: int, options: argparse.Namespace) -> Path:
     place: Path = options.out
-    return place / f"{options.preset}-{name.replace(', ', '-').replace(' ', '-')}-s{seed}"
+    return place / f"{options.preset}-{name.replace(' ', '-')}-s{seed}"
 
 
 def run(name: str, seed: int, options: argparse.Namespace) -> Outcome:
