@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from benchmarks import (
     bench_data,
     bench_methods,
+    bench_pretrain,
     bench_round_trip,
     bench_search,
     bench_solve,
@@ -20,6 +21,7 @@ from benchmarks import (
 BENCHMARKS = {
     "data": bench_data.main,
     "training": bench_training.main,
+    "pretrain": bench_pretrain.short,
     "methods": bench_methods.main,
     "round-trip": bench_round_trip.main,
     "search": bench_search.main,

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,13 @@ def main(words: list[str] | None = None) -> None:
         falls = sum(outcome.falls for outcome in outcomes)
         line = f"{name:<30}{np.mean([o.loss for o in outcomes]):8.4f}  ({losses}){falls:4} falls{pace:6.2f} ×"
         print(line + (purpose(name, options) if options.purpose else ""), flush=True)
+
+
+def short() -> None:
+    """The recipe before and the preset's on few images, one seed each."""
+    few = "--preset toyfaces32 --images 12800 --seeds 1 --recipes before preset"
+    with tempfile.TemporaryDirectory() as out:
+        main(["toyfaces:12000", out, *few.split()])
 
 
 def parser() -> argparse.ArgumentParser:
