@@ -14,12 +14,12 @@ def test_images_are_folded_no_more_than_must_be(size, fold):
 
 
 @pytest.mark.parametrize(
-    "size, channels", [(32, (64, 64, 128)), (64, (32, 64, 64, 128)), (128, (16, 32, 64, 64, 128))]
+    "size, channels", [(32, (64, 64, 128)), (64, (32, 64, 64, 128)), (128, (32, 32, 64, 64, 128))]
 )
 def test_larger_images_have_more_levels_and_keep_attention_at_8_px(size, channels):
     shape = suited(size, 46_000, gpu=False)[0].backbone
     assert (shape.channels, shape.attention) == (channels, (8,))
-    assert shape.channels[0] > 3 * shape.unshuffle**2, "all that is folded passes through the finest level"
+    assert shape.channels[0] > 2 * 3 * shape.unshuffle**2, "all that is folded passes through the finest level"
 
 
 @pytest.mark.parametrize("size", [8, 12, 16, 28, 32, 48, 64, 100, 256])
@@ -38,6 +38,11 @@ def test_a_size_that_cannot_be_halved_names_one_that_can(size):
 def test_number_and_machine_count():
     assert [suited(32, n, gpu=False)[0].preset for n in (300, 46_000)] == ["toyfaces32", "celeba32"]
     assert [suited(s, 46_000, gpu=True)[0].preset for s in (64, 128, 32)] == ["celeba64", "ffhq128", "celeba32"]
+
+
+def test_large_images_come_with_a_better_idea():
+    assert "diti prepare --size 64" in suited(128, 46_000, gpu=False)[1]
+    assert "diti prepare" not in suited(64, 46_000, gpu=False)[1] + suited(128, 46_000, gpu=True)[1]
 
 
 def test_the_verb_says_why(capsys):

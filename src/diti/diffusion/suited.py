@@ -11,7 +11,8 @@ FOLDS = (2, 1, 4, 8, 16, 32)  # pixel-unshuffle factors to choose from, the best
 GRID = 16  # side at which the finest level of the presets for a CPU sees an image, px
 LARGEST = 64  # side of the largest grid: a level in front of the others costs as much as each of them
 LEVELS_HALVE = 4  # three levels halve the grid twice
-NARROWEST = 16  # channels of a level
+NARROWEST = 32  # channels of a level: 16 cannot carry the 12 of folded noise
+LARGE = 64  # px, beyond which such a network is slow
 FEW = 5_000  # training images below which the narrower network learns as much in a third of the time
 ON_GPU = {64: "celeba64", 128: "ffhq128"}
 
@@ -36,6 +37,8 @@ def suited(size: int, images: int, gpu: bool) -> tuple[PretrainConfig, str]:
         f"preset {name}: the {width} network, for {images:,} images; {size} px folded {fold}×{fold}, so that "
         f"{place} sees a grid of {side} px at {len(channels)} levels"
     )
+    if size > LARGE:
+        reason += f"; learns slowly at {size} px: diti prepare --size 64 makes a better start"
     return dataclasses.replace(config, backbone=shape), reason
 
 
