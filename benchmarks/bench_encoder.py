@@ -60,8 +60,10 @@ def main(data: str, backbone_folder: str) -> None:
     print(f"mean AP on {len(splits.test):,} validation images, {len(splits.train):,} training images")
     print(f"{'features':<34}{'dims':>6}" + "".join(f"{f'PCA to {dims}':>12}" for dims in DIMS))
     show("pixels", pixels_flat(dataset, rows), dataset, rows, splits)
-    whole = build_encoder(EncoderConfig(encoder_path="whole", code_dim=1), backbone, 0).eval()
-    show("t = 50, whole U-Net, 4×4", trunk_features(whole, dataset)[rows], dataset, rows, splits)
+    for mirror, name in ((False, "whole U-Net"), (True, "whole U-Net, and mirrored")):
+        config = EncoderConfig(encoder_path="whole", encoder_mirror=mirror, code_dim=1)
+        whole = build_encoder(config, backbone, 0).eval()
+        show(f"t = 50, {name}", trunk_features(whole, dataset)[rows], dataset, rows, splits)
     for time in TIMES:
         for name, features in pooled(backbone, time, dataset, rows).items():
             show(f"t = {time}, {name}", features, dataset, rows, splits)
