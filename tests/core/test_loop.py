@@ -10,7 +10,7 @@ from torch import nn
 
 from diti.config import TrainingConfig
 from diti.core.errors import InputError
-from diti.core.loop import learning_rate, loss_by_time, make_accelerator, train
+from diti.core.loop import how_to_end, learning_rate, loss_by_time, make_accelerator, train
 from diti.core.objective import LossReport, Objective
 from diti.core.rng import stream_seed
 from diti.core.runs import RunFolder
@@ -245,6 +245,16 @@ def test_a_network_that_learns_to_predict_nothing_begins_again(tmp_path, monkeyp
         run_loop(tmp_path, frozen, objective=Steep())
     log = RunFolder(tmp_path).read_log()
     assert [(r["images"], r["noticed_at"]) for r in log if "fall" in r] == [(0, 192)] * 3
+
+
+@pytest.mark.parametrize("schedule, advised", [("constant", "640"), ("hold", "864"), ("cosine", "864")])
+def test_a_run_that_no_longer_improves_says_how_to_end_it(tmp_path, capsys, schedule, advised):
+    longer = dataclasses.replace(CONFIG, images=1600, lr_schedule=schedule)
+    run_loop(tmp_path, longer)
+    first = next(line for line in capsys.readouterr().out.splitlines() if "stopping now is fine" in line)
+    assert first.endswith(f"Ctrl-C, then the same command with --images {advised}")
+    nearly_there, by_the_clock = dataclasses.replace(longer, images=640), dataclasses.replace(longer, minutes=3.0)
+    assert how_to_end(nearly_there, 640) == how_to_end(by_the_clock, 640) == ""
 
 
 def test_stopped_by_hand_it_leaves_its_last_line_as_a_state(tmp_path):

@@ -130,15 +130,25 @@ def settle(
     """
     if finished or _due(since, images, config.validate_images):
         with standing.weights.averaged():
-            validate(log, images, evaluate, standing.accelerator, finished)
+            validate(log, images, config, evaluate, standing.accelerator, finished)
     if finished or _due(since, images, config.checkpoint_images):
         standing.save()
+
+
+def how_to_end(config: TrainingConfig, images: int) -> str:
+    """Words that follow: what ends a run early. Its rate still falls to 0, from where it is, where it should."""
+    if config.minutes is not None:
+        return ""
+    batch = config.train_batch_size
+    length = images if config.lr_schedule == "constant" else batch * math.ceil(images / 0.75 / batch)
+    return f": Ctrl-C, then the same command with --images {length}" if length < config.images else ""
 
 
 @torch.no_grad()
 def validate(
     log: IntervalLog,
     images: int,
+    config: TrainingConfig,
     evaluate: Callable[[int], dict[str, Any]],
     accelerator: Accelerator,
     last: bool,
@@ -147,7 +157,7 @@ def validate(
     main = accelerator.is_main_process
     log.write_validation(images, evaluate(images) if main else {})
     if main and not last and stalled(log.run.read_log()):
-        print(STALLED)
+        print(STALLED + how_to_end(config, images))
     accelerator.wait_for_everyone()
 
 
