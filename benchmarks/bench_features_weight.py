@@ -1,6 +1,6 @@
 """How much of what is lost in features to weigh in: loss removed and AP against α, on validation images.
 
-`python -m benchmarks.bench_features_weight DATA BACKBONE PICTURE.png [DIMS ...] [--times 0 50] [--path whole]`:
+`python -m benchmarks.bench_features_weight DATA BACKBONE PICTURE.png [DIMS ...] [--times 0 50] [--path whole] [--mirror]`:
 one pass over the images, then a solution without masks for each α and D, beside as many principal components of
 the features. The test images are not touched.
 """
@@ -39,6 +39,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("dims", type=int, nargs="*", default=[128])
     parser.add_argument("--times", type=int, nargs="+", default=[50])
     parser.add_argument("--path", choices=("down", "whole"), default="down")
+    parser.add_argument("--mirror", action="store_true")
     parser.add_argument("--images", type=int)
     parser.add_argument("--whitened", type=int, default=SolutionConfig().whitened)
     parser.add_argument("--probed", type=int, default=TRAIN, help="training images of the probe")
@@ -49,6 +50,7 @@ def main(words: Sequence[str]) -> None:
         code_dim=max(given.dims),
         encoder_time=tuple(given.times),
         encoder_path=given.path,
+        encoder_mirror=given.mirror,
         images=given.images,
         solution=SolutionConfig(whitened=given.whitened),
     )
@@ -56,7 +58,7 @@ def main(words: Sequence[str]) -> None:
     evidence = gather_evidence(config, backbone, dataset, encoder)
     rows, splits = validation_split(dataset, given.probed)
     phi = evidence.look.whitening(torch.from_numpy(trunk_features(encoder, dataset)[rows])).numpy()
-    seen = f"features at t = {given.times}, {given.path}"
+    seen = f"features at t = {given.times}, {given.path}{', and mirrored' if given.mirror else ''}"
     print(f"{evidence.train.images:,} images, {seen}; mean AP on validation images")
     curves: dict[int, list[tuple[float, float]]] = {}
     for dims in given.dims:
