@@ -1,8 +1,8 @@
 """How much of what is lost in features to weigh in: loss removed and AP against α, on validation images.
 
-`python -m benchmarks.bench_features_weight DATA BACKBONE PICTURE.png [DIMS ...] [--times 0 50] [--path whole] [--mirror]`:
-one pass over the images, then a solution without masks for each α and D, beside as many principal components of
-the features. The test images are not touched.
+`python -m benchmarks.bench_features_weight DATA BACKBONE PICTURE.png [DIMS ...]`, and `--times 0 50`,
+`--path whole` or `--mirror` for other features: one pass over the images, then a solution without masks for each α
+and D, beside as many principal components of the features. The test images are not touched.
 """
 
 from __future__ import annotations
