@@ -54,7 +54,7 @@ def test_configs_are_frozen():
         ({"training": {"learning_rat": 1}}, "unknown setting 'learning_rat'.*Did you mean 'learning_rate'"),
         ({"training": {"images": "many"}}, "images must be int, got 'many'"),
         ({"training": {"images": True}}, "images must be int, got True"),
-        ({"training": {"lr_schedule": "linear"}}, "lr_schedule must be 'constant' or 'cosine', got 'linear'"),
+        ({"training": {"lr_schedule": "linear"}}, "must be 'constant' or 'cosine' or 'hold', got 'linear'"),
         ({"backbone": {"channels": [1, "x"]}}, "channels must be int, got 'x'"),
         ({"training": 3}, "must be a mapping of settings, got int"),
     ],
