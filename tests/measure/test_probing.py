@@ -115,6 +115,17 @@ def test_without_test_images_a_k_fold_scores(folder, faces):
     assert "k-fold" in record["notes"][0] and record["probe"]["mean_ap"] > 0
 
 
+def test_folds_score_every_image_whatever_its_split(folder, faces):
+    with_columns(faces, identity=[f"person{i // 4}" for i in range(400)])
+    plain, folded = read_labels(open_data(str(faces))), read_labels(open_data(str(faces)), folds=True)
+    assert len(plain.splits.test) and not len(folded.splits.test)
+    scored = np.concatenate([folded.splits.train, folded.splits.valid])
+    assert sorted(scored) == list(range(400))
+    assert "all images are scored by k-fold, all images of a person in one fold" in folded.notes
+    record = probe_model(str(folder), str(faces), folder.parent / "p.json", replace(FEW, folds=True))
+    assert "scored on each of 5 folds of whole groups" in record["probe"]["protocol"]
+
+
 def test_against_an_earlier_probe_with_other_attributes(folder, faces, tmp_path):
     probe_model(str(folder), str(faces), tmp_path / "first.json", FEW)
     with_columns(faces, hat=None, extra=np.arange(400) % 2)

@@ -48,6 +48,7 @@ class ProbeOptions:
     subsets: bool = True
     disentanglement: bool = False
     reconstruct: int = 0
+    folds: bool = False
     seed: int = 0
     overwrite: bool = False  # also replace files that diti did not write
 
@@ -75,19 +76,25 @@ class Labels:
         )  # fmt: skip
 
 
-def read_labels(dataset: Dataset) -> Labels:
-    """The attributes and splits of a dataset; where no image is for testing, a k-fold by person or by file."""
+def read_labels(dataset: Dataset, folds: bool = False) -> Labels:
+    """The attributes and splits of a dataset; where no image is for testing, a k-fold by person or by file.
+
+    folds: such a k-fold over all images, those for testing included.
+    """
     if not dataset.attributes:
         raise InputError(
             f"{dataset.path} has no attributes to probe; add some with diti prepare --attributes TABLE.csv"
         )
     splits = Splits(*(dataset.rows(name) for name in ("train", "valid", "test")))
+    if folds:
+        splits = Splits(np.sort(np.concatenate([splits.train, splits.test])), splits.valid, splits.test[:0])
     column = "identity" if "identity" in dataset.table.column_names else "file"
     groups = dataset.table[column].to_numpy(zero_copy_only=False) if _grouped(column, splits) else None
     notes = []
     if len(splits.test) == 0:
         unit = {"identity": "person", "file": "file"}[column]
-        notes.append(f"the data has no test images: scored by k-fold, all images of a {unit} in one fold")
+        why = "all images are" if folds else "the data has no test images:"
+        notes.append(f"{why} scored by k-fold, all images of a {unit} in one fold")
     if predicted := sorted(predicted_columns(dataset)):
         notes.append(f"labels predicted by a network, not true ones: {', '.join(predicted)}")
     binary = np.array([dataset.is_binary(name) for name in dataset.attributes])
@@ -164,7 +171,7 @@ class ProbeStudy:
         model = load_with_decoder(source) if options.reconstruct else load(source)
         dataset = open_data(data, model.size)
         model.require_size(dataset.size)
-        labels = read_labels(dataset)
+        labels = read_labels(dataset, options.folds)
         if options.few_shot:
             unseen = np.zeros((len(dataset), 1))  # in place of codes: what can be drawn does not depend on them
             require_counts(unseen, labels.values, labels.names, labels.binary, labels.splits, options.few_shot)

@@ -68,8 +68,7 @@ def report(
     effort = effort or Effort()
     measure_runs(paths, dataset, data, effort, out / LOGS)
     if other and transfer:
-        read_only = replace(effort, edits=False, disentanglement=False)
-        measure_runs(paths, other, transfer, read_only, out / LOGS / other.name)
+        measure_runs(paths, other, transfer, replace(effort, transfer=True), out / LOGS / other.name)
     groups = group_runs([read_run(path, dataset, other) for path in paths])
     baselines = baselines_of(groups)
     built, verdicts = build_tables(groups, baselines, paper), verdicts_on(groups, baselines)

@@ -41,7 +41,7 @@ class Effort:
     axes: int = 1  # of each subset so many are drawn
     disentanglement: bool = True  # also DCI, FactorVAE score, MIG, SAP, TAD
     baselines: bool = True  # also probe what is known without a trained encoder
-    edits: bool = True  # also what needs images made: counterfactuals, theory, axes, reconstructions
+    transfer: bool = False  # only read the code, by a k-fold: of images that the runs were not trained on
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines:
     folder = measured_folder(run, dataset.name, dataset.hash)
     outs = {name: folder / file for name, file in MEASURED.items()}
     decodes = (run / "decoder").is_dir()
-    reconstructed = effort.reconstructed if decodes and effort.edits else 0
+    reconstructed = effort.reconstructed if decodes and not effort.transfer else 0
     # What an earlier version left in the folder, which is ours, may be unsigned.
     shared: dict[str, Any] = {"model": str(run), "data": data, "seed": effort.seed, "overwrite": True}
     hashes = sha256_parts(run, [*ENCODING, *DECODING])
@@ -173,15 +173,16 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines:
     if dataset.attributes:
         command: Any = Probe(
             out=outs["probe"],
-            disentanglement=effort.disentanglement,
+            disentanglement=effort.disentanglement and not effort.transfer,
             reconstruct=reconstructed,
             baselines=baselines,
-            subsets=effort.edits,
+            subsets=not effort.transfer,
+            folds=effort.transfer,
             **shared,
         )
         # It looks at z, unless it reconstructs; the backbone of the baselines comes with a decoder.
         found.append(stage("probe", command, 60 if baselines else 30, () if reconstructed else DECODING))
-    if not effort.edits:
+    if effort.transfer:
         return found
     if dataset.attributes and decodes:
         command = Counterfactuals(

@@ -192,7 +192,7 @@ def table1(groups: Sequence[Group], baselines: Sequence[Record] = (), paper: boo
         for name, scores in (later_scores(_trained_on(groups[0].runs[0], paper)) if keys else {}).items()
     ]
     headings = ["method", *_headings(measures, keys)]
-    moved = f"On {other} the same codes are read, of images that no training saw." if other else ""
+    moved = f"On {other} the same codes are read, by a k-fold." if other else ""
     notes = [*probe_notes(groups), moved, *undecided, paper_note]
     title = "Table 1: attributes read by a linear probe"
     return Table("table1", title, headings, rows, " ".join(filter(None, notes)))

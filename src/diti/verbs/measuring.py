@@ -52,6 +52,7 @@ class Probe:
     subsets: bool = True  # also the subset × attribute matrix, and the score against the number of subsets
     disentanglement: bool = False  # also DCI, FactorVAE score, MIG, SAP, TAD, taking the attributes as factors
     reconstruct: int = 0  # also reconstruct so many test images: MSE, PSNR, SSIM
+    folds: bool = False  # score every image by a k-fold, all of a person in one fold, not the test images alone
     seed: int = 0
     overwrite: Overwrite = False
 
@@ -63,7 +64,7 @@ class Probe:
             protocol=self.protocol, against=self.against, baselines=self.baselines,
             wide_baseline=self.wide_baseline, subsets=self.subsets,
             few_shot=tuple(whole_numbers("--few-shot", self.few_shot)), disentanglement=self.disentanglement,
-            reconstruct=self.reconstruct, seed=self.seed, overwrite=self.overwrite,
+            reconstruct=self.reconstruct, folds=self.folds, seed=self.seed, overwrite=self.overwrite,
         )  # fmt: skip
         method = find_method(probe_model(self.model, self.data, self.out, options)["method"])
         if method.needs_backbone:
