@@ -72,12 +72,13 @@ def principal_components(read: Callable[[np.ndarray], np.ndarray], dataset: Data
     train = dataset.rows("train")
     if not len(train):
         raise InputError(f"{dataset.path} has no training image to find principal components from")
-    if read(train[:1]).shape[1] > MANY_FEATURES:
+    features = read(train[:1]).shape[1]
+    if features > MANY_FEATURES:
         some = np.sort(numpy_generator(0, "principal-components").permutation(train)[:LOOKED_AT])
         found = whitened(torch.from_numpy(read(some)), dims, dims)
         mean, std, axes = found.mean, found.std, found.axes * found.variance.sqrt()
     else:
-        moments = Moments(read(train[:1]).shape[1])
+        moments = Moments(features)
         for rows in batches(train):
             moments.add(torch.from_numpy(read(rows)))
         mean, std, correlation = moments.standardised()

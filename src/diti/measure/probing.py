@@ -145,11 +145,8 @@ def read_other(source: str, names: list[str]) -> Model | dict[str, Any]:
 def sees_backbone(model: Model) -> Encoder | None:
     """The encoder of a model that sees images through its frozen backbone."""
     encoder = model.encoder
-    return (
-        encoder
-        if isinstance(model, DiTi) and encoder.description["kind"] == "backbone" and encoder.frozen
-        else None
-    )
+    through = isinstance(model, DiTi) and encoder.description["kind"] == "backbone" and encoder.frozen
+    return encoder if through else None
 
 
 @dataclass(frozen=True)

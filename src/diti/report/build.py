@@ -14,13 +14,12 @@ from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.files import read_settings
 from diti.report import tables
+from diti.report import verdicts as in_words
 from diti.report.blocks import Page, Section, Table
 from diti.report.evidence import Effort, measure_runs
 from diti.report.page import save_page
 from diti.report.runs import Group, Run, check_finished, group_runs, read_config, read_run
 from diti.report.sections import sections
-from diti.report.verdicts import headline as headline_of
-from diti.report.verdicts import verdicts as verdicts_on
 
 PAGE, RECORD, LOGS, FIGURES = "index.html", "report.json", "logs", "figures"
 NAMED = 6  # methods in the title
@@ -65,14 +64,16 @@ def report(
     data, size = data or shared_data(paths), size_of(paths)
     dataset = open_at(data, size, "--data")
     other = open_at(transfer, size, "--transfer") if transfer else None
+    if other and not other.attributes:
+        raise InputError(f"--transfer {transfer} has no attributes to probe; name images with attributes")
     effort = effort or Effort()
     measure_runs(paths, dataset, data, effort, out / LOGS)
     if other and transfer:
         measure_runs(paths, other, transfer, replace(effort, transfer=True), out / LOGS / other.name)
     groups = group_runs([read_run(path, dataset, other) for path in paths])
     baselines = baselines_of(groups)
-    built, verdicts = build_tables(groups, baselines, paper), verdicts_on(groups, baselines)
-    headline = headline_of(groups, baselines)
+    built, verdicts = build_tables(groups, baselines, paper), in_words.verdicts(groups, baselines)
+    headline = in_words.headline(groups, baselines)
     comparisons = Section("Every comparison", "\n\n".join(verdicts), folded=True)
     page = Page(
         title or f"{listed([group.label for group in groups])} on {dataset.name}",
@@ -110,8 +111,6 @@ def open_at(data: str, size: int, option: str) -> Dataset:
             f"{option} {data} has images of {dataset.size} px, the runs take {size} px: prepare it with "
             f"--size {size}"
         )
-    if option == "--transfer" and not dataset.attributes:
-        raise InputError(f"--transfer {data} has no attributes to probe; name images with attributes")
     return dataset
 
 

@@ -187,15 +187,20 @@ def table1(groups: Sequence[Group], baselines: Sequence[Record] = (), paper: boo
     rows += [
         [Cell(name, tone="baseline"), *row, *(Cell("", tone="baseline") for _ in keys)] for name, row in below
     ]
-    rows += [
-        [Cell(name, tone="paper"), *(Cell("–", tone="paper") for _ in measures), *_paper_cells(scores, keys)]
-        for name, scores in (later_scores(_trained_on(groups[0].runs[0], paper)) if keys else {}).items()
-    ]
+    if keys:
+        rows += _later_rows(_trained_on(groups[0].runs[0], paper), len(measures), keys)
     headings = ["method", *_headings(measures, keys)]
     moved = f"On {other} the same codes are read, by a k-fold." if other else ""
     notes = [*probe_notes(groups), moved, *undecided, paper_note]
     title = "Table 1: attributes read by a linear probe"
     return Table("table1", title, headings, rows, " ".join(filter(None, notes)))
+
+
+def _later_rows(trained_on: str, measured: int, keys: Sequence[str]) -> list[list[Cell]]:
+    """Methods of later papers, all grey: a dash for each score that is measured here."""
+    dashes = [Cell("–", tone="paper")] * measured
+    found = later_scores(trained_on)
+    return [[Cell(name, tone="paper"), *dashes, *_paper_cells(scores, keys)] for name, scores in found.items()]
 
 
 def _headings(measures: Mapping[str, Measure], keys: Sequence[str]) -> list[str]:
