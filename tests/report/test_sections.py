@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from made_runs import make_run
 from PIL import Image
-from test_tables import make_run
 
 from diti.config import VAEConfig, train_preset
 from diti.core.runs import RunFolder

@@ -1,21 +1,16 @@
-"""Tables from runs: numbers against oracles, who is bold, what is said in words, and the files."""
+"""Tables from runs: numbers against oracles, who is bold, and the files."""
 
 import csv
 import json
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from made_runs import PDAE, USUAL, column, counterfactual_record, make_group, make_run, probe_record
 from scipy import stats
 
-from diti.config import train_preset
-from diti.measure.counterfactual_scores import resamples, rows_and_mean, summary, transfer_record
-from diti.probe.disentangle import disentanglement
-from diti.probe.linear import Splits, probe
 from diti.report.blocks import Cell, Table
-from diti.report.runs import Group, Run, label_of
+from diti.report.runs import Group
 from diti.report.scores import PROBED, Score, apart, best_of, over_runs, seed_interval
 from diti.report.tables import (
     attribute_table,
@@ -23,104 +18,12 @@ from diti.report.tables import (
     counterfactual_table,
     disentanglement_table,
     provenance_table,
-    summary_table,
     table1,
     table2,
     table_record,
     write_csv,
 )
-from diti.report.verdicts import headline, verdicts
-
-USUAL = train_preset("toyfaces32")
-NAMES = ["hat", "beard", "light"]  # two binary attributes and a continuous one
-BINARY = np.array([True, True, False])
-SPLITS = Splits(np.arange(300), np.arange(300, 400), np.arange(400, 600))
-
-
-# ---- Records made by the code that makes them in a report ---------------------------------------------------
-
-
-def probe_record(noise, seed=0, with_disentanglement=False):
-    """A probe of 6 random dims, of which three hold the attributes under so much noise."""
-    rng = np.random.default_rng(5)
-    labels = np.stack([*(rng.random((2, 600)) < 0.4), rng.normal(size=600)], axis=1).astype(np.float64)
-    codes = np.random.default_rng(seed).normal(size=(600, 6))
-    codes[:, :3] = labels + noise * codes[:, :3]
-    result = probe(codes, labels, NAMES, BINARY, SPLITS, seed=seed, resamples=100)
-    record = {"encoder": f"{seed:064x}", "probe": json.loads(json.dumps(result.record()))}
-    if with_disentanglement:
-        found = disentanglement(
-            codes, labels, NAMES, BINARY, [2, 4, 6], train=SPLITS.train, test=SPLITS.test, seed=0, permutations=2
-        )
-        record["disentanglement"] = json.loads(json.dumps(found.record()))
-    return record
-
-
-def counterfactual_record(change, leakage, seed=0):
-    """Scores of 40 edits of two attributes and of 40 swaps between three groups, summed up as when measured."""
-    rng, counts = np.random.default_rng(seed), resamples(40, 0)
-
-    def around(mean):
-        return mean + 0.05 * rng.normal(size=40)
-
-    found = [
-        {
-            "upward": rng.random(40) < 0.5,
-            "flips": (rng.random(40) < 0.7).astype(np.float64),
-            "change": around(change),
-            "leakage": around(leakage),
-            "pixels": around(0.2),
-            "distance": around(1.1),
-        }
-        for _ in range(2)
-    ]
-    shares = np.abs(rng.normal(0.2, 0.1, (1 + 3 + 3, 40, 2)))
-    shares[0], shares[1] = 0, shares[1] + 0.5  # no swap moves nothing; the first group carries both attributes
-    return {
-        "manipulation": {
-            "reconstruction": {"distance": rows_and_mean(around(1.0)[None], counts)[1]},
-            **summary(["hat", "light"], found, counts),
-        },
-        "interpolation": {"x_t": {kind: transfer_record(shares, 3, counts) for kind in ("keep", "slerp")}},
-    }
-
-
-def make_run(config=USUAL, seed=0, **changes):
-    facts = {"command": "diti train --seed 0", "versions": {"torch": "2.13"}, "data_name": "toyfaces"}
-    run = Run(
-        path=Path(f"{config.method}-{seed}"), label=label_of(config), checks={}, images=25_600, images_per_s=160.0,
-        config=replace(config, training=replace(config.training, seed=seed)),
-        facts=facts | {"data_hash": "ab" * 32}, peak_memory_mb=None, weights={"encoder": 1_200, "decoder": 3_400},
-        backbone_hash="cd" * 32, measured_on="toyfaces", measured=Path("measured"),
-    )  # fmt: skip
-    return replace(run, **changes)
-
-
-def make_group(noise=None, seeds=(0,), config=USUAL, **changes):
-    """A group whose probes read codes of that noise; without noise nothing is measured."""
-    records = [{} if noise is None else {"probe": probe_record(noise, seed)} for seed in seeds]
-    runs = [make_run(config, seed, **(record | changes)) for seed, record in zip(seeds, records, strict=True)]
-    return Group(runs[0].label, tuple(runs))
-
-
-PDAE = replace(USUAL, method="pdae")
-
-
-@pytest.fixture(scope="module")
-def good():
-    return make_group(0.3)
-
-
-@pytest.fixture(scope="module")
-def bad():
-    return make_group(3.0, config=PDAE)
-
-
-def column(table, heading):
-    """The cells of a column by the name of their row."""
-    place = list(table.columns).index(heading)
-    return {row[0].text: row[place] for row in table.rows}
-
+from diti.report.verdicts import verdicts
 
 # ---- Intervals ----------------------------------------------------------------------------------------------
 
@@ -293,15 +196,6 @@ def test_table2_lists_variants_of_diti(bad):
 # ---- The other tables ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def measured():
-    """DiTi with everything measured, PDAE with a probe alone."""
-    full = make_group()
-    record, edits = probe_record(0.3, with_disentanglement=True), counterfactual_record(2.0, 0.5)
-    full = replace(full, runs=(replace(full.runs[0], probe=record, counterfactuals=edits),))
-    return [full, make_group(1.0, config=PDAE)]
-
-
 def test_disentanglement_stands_beside_chance(measured):
     table = disentanglement_table(measured)
     assert list(table.columns) == ["method", "DCI D", "DCI C", "DCI I", "FactorVAE", "MIG", "SAP", "TAD"]
@@ -379,140 +273,6 @@ def test_nothing_measured_is_dashes_not_a_crash():
     for make in (disentanglement_table, counterfactual_table, attribute_table):
         assert not make(groups).rows, "a table without a number is left out"
     assert verdicts(groups) == [] and not table1([]).rows
-
-
-# ---- In words -----------------------------------------------------------------------------------------------
-
-
-def test_verdicts_are_honest_in_both_directions(good, bad):
-    for first, second in ((good, bad), (bad, good)):
-        ap, r, mse = verdicts([first, second])
-        assert "DiTi is ahead by" in ap and "DiTi is ahead by" in r and "DiTi is ahead by" in mse
-        assert "PDAE is ahead" not in ap + r + mse
-        assert ap.startswith(first.label) and mse.endswith("; less is better.")
-    renamed = replace(bad, label="DiTi"), replace(good, label="PDAE")
-    assert all("PDAE is ahead" in sentence for sentence in verdicts(renamed))
-
-
-def test_a_difference_within_the_interval_is_none(good):
-    twin = make_group(0.3, config=PDAE)
-    value = f"{100 * good.runs[0].probe['probe']['mean_ap']:.1f}"
-    expected = f"DiTi {value} against PDAE {value} % AP: within the interval, no difference shown."
-    assert verdicts([good, twin])[0] == expected
-
-
-def test_verdicts_leave_out_what_has_no_interval_or_no_record(measured):
-    other = make_group(config=PDAE, probe=measured[0].runs[0].probe)
-    sentences = verdicts([measured[0], other])
-    assert len(sentences) == 3, "AP, r, MSE"
-    assert not any("MIG" in sentence or "flips" in sentence for sentence in sentences)
-
-
-def test_edits_are_compared():
-    groups = [make_group(counterfactuals=counterfactual_record(change, 0.5, 1), config=c)
-              for change, c in ((2.0, USUAL), (1.0, PDAE))]  # fmt: skip
-    sentences = verdicts(groups)
-    assert any(" change: DiTi is ahead by 1.000." in s for s in sentences)
-    assert not any(" leakage: " in s for s in sentences), "an edit that does nothing leaks nothing"
-
-
-def test_of_several_methods_the_best_two_are_compared():
-    configs = (USUAL, PDAE, replace(USUAL, method="tcvae"))
-    groups = [make_group(counterfactuals=counterfactual_record(change, 0.5, 1), config=c)
-              for change, c in zip((1.0, 2.0, 4.0), configs, strict=True)]  # fmt: skip
-    told = next(s for s in verdicts(groups) if " change: " in s)
-    assert re.fullmatch(r"β-TCVAE [\d.]+ against PDAE [\d.]+ change: β-TCVAE is ahead by 2\.000\.", told)
-
-
-def with_budget(group, label, images=25_600, **run):
-    return replace(group, label=label, runs=tuple(replace(r, images=images, **run) for r in group.runs))
-
-
-SOLVED = {"facts": {"verb": "solve"}}
-
-
-def test_a_budget_is_images_or_a_solution():
-    assert make_run(replace(USUAL, start="copy")).budget == "25,600 images"
-    assert make_run(replace(USUAL, start="solved")).budget == "25,600 images after the closed form"
-    assert make_run(**SOLVED).budget == make_run(images=7, **SOLVED).budget == "solved in closed form"
-
-
-def test_verdicts_compare_equal_budgets_only(good, bad):
-    """The best of all was trained ten times longer, as the model in the package that a demo shows."""
-    longer = with_budget(good, "shipped", 400_000)
-    groups = [with_budget(bad, "DiTi", 40_000), with_budget(bad, "PDAE", 40_000), longer]
-    told = verdicts(groups)
-    assert len(told) == 3 and not any("shipped" in sentence for sentence in told)
-    assert all(s.startswith("DiTi ") and "(both: 40,000 images): within the interval" in s for s in told)
-
-
-def test_each_budget_has_its_own_verdict(good, bad):
-    groups = [
-        with_budget(good, "solved DiTi", 9, **SOLVED), with_budget(bad, "DiTi", 40), with_budget(good, "PDAE", 40),
-        with_budget(bad, "solved PDAE", 8, **SOLVED),
-    ]  # fmt: skip
-    first, second, *_ = verdicts(groups)
-    assert "(both: solved in closed form): solved DiTi is ahead" in first and "against solved PDAE" in first
-    assert first.startswith("solved DiTi") and second.startswith("DiTi")
-    assert "(both: 40 images): PDAE is ahead" in second
-
-
-def test_unequal_budgets_are_named_and_nobody_is_ahead(good, bad):
-    trained = {"config": replace(USUAL, start="solved")}
-    groups = [with_budget(good, "DiTi", 400_000, **trained), with_budget(bad, "DiTi, solved", **SOLVED)]
-    ap, r, mse = verdicts(groups)
-    for sentence in (ap, r, mse):
-        assert sentence.startswith("DiTi (400,000 images after the closed form) ")
-        assert " against DiTi, solved (solved in closed form) " in sentence
-        assert sentence.endswith("the budgets differ, so this is no verdict.") and "ahead" not in sentence
-    assert "Budgets differ: DiTi 400,000 images" in attribute_table(groups).note
-    assert "Budgets differ" not in attribute_table([good, bad]).note
-
-
-def test_bold_is_the_best_of_an_equal_budget(good, bad):
-    middle = make_group(1.0)
-    groups = [with_budget(bad, "a", 40), with_budget(middle, "b", 40), with_budget(good, "longer", 400)]
-    table = table1(groups)
-    assert {name: cell.tone for name, cell in column(table, "mean AP %").items()} == {
-        "a": "", "b": "best", "longer": "", "chance": "baseline",
-    }  # fmt: skip
-    assert "Bold compares equal budgets only." in table.note
-    assert "equal budgets" not in table1([good, bad]).note
-
-
-def test_methods_that_do_not_pass_the_best_baseline_are_named(good, bad):
-    baselines = [
-        {"name": name, "probe": probe_record(noise)["probe"]} for name, noise in (("PCA", 1.0), ("random", 3.0))
-    ]
-    ap, r, mse = verdicts([good, bad], baselines)[3:]
-    for sentence in (ap, r, mse):
-        assert sentence.startswith("PCA, which needs no training, reaches")
-        assert "not passed by PDAE (" in sentence and "DiTi" not in sentence
-    assert verdicts([good], baselines) == []
-
-
-def test_the_headline_has_three_sentences_and_no_verdict_over_unequal_budgets(good, bad):
-    baselines = [{"name": "PCA", "probe": probe_record(1.0)["probe"]}]
-    edited = [replace(group.runs[0], counterfactuals=counterfactual_record(0.5, 0.1)) for group in (good, bad)]
-    groups = [Group("DiTi", (edited[0],)), Group("PDAE", (edited[1],))]
-    reads, edits, without = headline(groups, baselines)
-    assert "AP: DiTi is ahead" in reads and "leakage per change: within the interval" in edits
-    assert without.startswith("PCA, which needs no method, reaches") and without.endswith(") read more.")
-    assert "DiTi (" in without and "PDAE" not in without
-    assert headline(groups[1:], baselines)[-1].endswith("nobody reads clearly more.")
-    unequal = [groups[0], with_budget(groups[1], "PDAE", 400_000)]
-    assert all("no verdict" in sentence for sentence in headline(unequal)[:2])
-
-
-def test_the_summary_reads_edits_and_times(good, bad):
-    solved = replace(
-        good.runs[0], counterfactuals=counterfactual_record(0.5, 0.1), images_per_s=None, solved_in=150.0
-    )
-    table = summary_table([Group("DiTi", (solved,)), bad], [{"name": "PCA", "probe": probe_record(1.0)["probe"]}])
-    assert list(table.columns) == ["", "mean AP %", "Pearson r", "change", "leakage per change", "minutes"]
-    assert column(table, "minutes")["DiTi"].text == "2.5" and column(table, "mean AP %")["DiTi"].tone == "best"
-    assert column(table, "change")["PCA"].text == "–"
-    assert not summary_table([make_group()]).rows, "nothing is measured"
 
 
 # ---- Files --------------------------------------------------------------------------------------------------
