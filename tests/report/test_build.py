@@ -121,8 +121,9 @@ def test_each_length_of_the_code_has_its_baselines(tmp_path, faces):
     runs = [make_run(tmp_path / name, subsets=1) for name in "abc"]
     for run, dims in zip(runs, (8, 4, 8), strict=True):
         (run / "encoder" / "config.json").write_text(json.dumps({"size": 16, "dims": dims}))
-    stages = plan_stages(runs, faces, "toyfaces:40", Effort())
+    stages = plan_stages(runs, faces, "toyfaces:40", Effort(wide_baseline=True))
     assert [s.run.name for s in stages if s.name == "probe" and s.command.baselines] == ["a", "b"]
+    assert [s.run.name for s in stages if s.name == "probe" and s.command.wide_baseline] == ["a"]
 
 
 def test_on_other_images_the_code_is_only_read(tmp_path, faces):
@@ -173,6 +174,10 @@ def test_a_stage_is_done_for_its_own_settings_only(tmp_path, faces):
     assert probe(baselines=False).is_done, "what was measured beyond the request does no harm"
     probe(baselines=False).note()
     assert not probe().is_done, "the baselines are missing"
+    probe(wide_baseline=True).note()
+    assert probe().is_done and probe(baselines=False).is_done
+    probe().note()
+    assert not probe(wide_baseline=True).is_done, "one baseline is missing"
 
 
 @pytest.fixture

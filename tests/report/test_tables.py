@@ -83,10 +83,11 @@ def test_the_best_is_by_direction_and_needs_a_second():
 def test_table1_has_methods_baselines_and_chance(good, bad):
     baselines = [{"name": "PCA of pixels, 6 dims", "probe": probe_record(1.0)["probe"]}]
     table = table1([good, bad], baselines)
-    assert list(table.columns) == ["method", "mean AP %", "Pearson r", "MSE"]
+    assert list(table.columns) == ["method", "mean AP %", "Pearson r", "MSE", "minutes"]
+    assert column(table, "minutes")["DiTi"].value == pytest.approx(good.runs[0].seconds / 60)
     assert [row[0].text for row in table.rows] == ["DiTi", "PDAE", "PCA of pixels, 6 dims", "chance"]
     assert [{cell.tone for cell in row} for row in table.rows[2:]] == [{"baseline"}] * 2
-    assert [cell.tone for cell in table.rows[0]] == ["", "best", "best", "best"]
+    assert [cell.tone for cell in table.rows[0]] == ["", "best", "best", "best", ""]
     assert {cell.tone for cell in table.rows[1]} == {""}
     rows = good.runs[0].probe["probe"]["rows"]
     assert table.rows[3][1].value == pytest.approx(50 * (rows[0]["chance"] + rows[1]["chance"]))
@@ -115,7 +116,7 @@ def test_scores_that_the_data_do_not_allow_are_left_out(good):
     for name in ("r", "mse"):
         record["probe"] |= {f"mean_{name}": None, f"mean_{name}_interval": None}
     binary_only = Group("DiTi", (replace(good.runs[0], probe=record),))
-    assert list(table1([binary_only]).columns) == ["method", "mean AP %"]
+    assert list(table1([binary_only]).columns) == ["method", "mean AP %", "minutes"]
 
 
 def test_unequal_conditions_are_noted(good, bad):
@@ -136,7 +137,7 @@ def on_celeba(group, trained_on="celeba"):
 
 def test_the_papers_numbers_stand_beside_the_same_data_only(good, bad):
     table = table1([on_celeba(good), on_celeba(bad, "ffhq128")])
-    assert list(table.columns)[-1] == "paper: mean AP %" and len(table.columns) == 5
+    assert list(table.columns)[-1] == "paper: mean AP %" and len(table.columns) == 6
     cells = column(table, "paper: mean AP %")
     assert cells["DiTi"] == Cell("62.3", pytest.approx(62.3), tone="paper")
     assert cells["PDAE"].text == "59.7", "trained on FFHQ"
@@ -269,7 +270,7 @@ def test_nothing_measured_is_dashes_not_a_crash():
     groups = [make_group(), make_group(seeds=(0, 1), config=PDAE)]
     for table in (table1(groups, paper=True), table2(groups), cost_table(groups)):
         assert table.rows, table.key
-    assert {cell.text for cell in table1(groups).rows[1][1:]} == {"–"}
+    assert {cell.text for cell in table1(groups).rows[1][1:-1]} == {"–"}
     for make in (disentanglement_table, counterfactual_table, attribute_table):
         assert not make(groups).rows, "a table without a number is left out"
     assert verdicts(groups) == [] and not table1([]).rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Effort:
     axes: int = 1  # of each subset so many are drawn
     disentanglement: bool = True  # also DCI, FactorVAE score, MIG, SAP, TAD
     baselines: bool = True  # also probe what is known without a trained encoder
+    wide_baseline: bool = False  # and all of the backbone's features
     transfer: bool = False  # only read the code, by a k-fold: of images that the runs were not trained on
     seed: int = 0
 
@@ -70,8 +71,9 @@ class Stage:
     def is_done(self) -> bool:
         """Whether it was measured like this; baselines that nobody asked for do no harm."""
         key, noted = self.key, self._notes().get(self.name)
-        with_baselines = key | {"options": key["options"] | {"baselines": True}}
-        return self._read(MEASURED[self.name]) is not None and noted in (key, with_baselines)
+        more = [{}, {"baselines": True}, {"baselines": True, "wide_baseline": True}]
+        enough = [key | {"options": key["options"] | added} for added in more]
+        return self._read(MEASURED[self.name]) is not None and noted in enough
 
     def _notes(self) -> dict[str, Any]:
         return self._read(NOTES) or {}
@@ -95,7 +97,8 @@ class Stage:
 def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort, logs: Path) -> None:
     """Bring every run's records on the dataset up to date; what was measured before is kept."""
     stages = [stage for stage in plan_stages(runs, dataset, data, effort) if not stage.is_done]
-    possible = [stage for run in runs for stage in stages_of(run, dataset, data, effort, baselines=False)]
+    least = replace(effort, baselines=False, wide_baseline=False)
+    possible = [stage for run in runs for stage in stages_of(run, dataset, data, least)]
     for stage in [*stages, *(stage for stage in possible if not stage.is_done)]:
         stage.forget()
     if not stages:
@@ -125,9 +128,9 @@ def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effo
 def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort) -> list[Stage]:
     """All stages of all runs; axes and theory once, with the first run that holds each backbone.
 
-    So are baselines, for each length of the code; where no run holds a backbone, the first run gets those that
-    need none. The first counterfactuals come first: they train the classifier that the others wait for, which come
-    when that should be done.
+    So are baselines, for each length of the code, the wide one once; where no run holds a backbone, the first run
+    gets those that need none. The first counterfactuals come first: they train the classifier that the others wait
+    for, which come when that should be done.
     """
     stages: list[Stage] = []
     with_baselines: set[tuple[str, Any]] = set()
@@ -137,8 +140,10 @@ def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effor
         backbone = sha256_folder(run / "unet")
         floor = (backbone, read_settings(run / "encoder" / "config.json").get("dims"))
         baselines = effort.baselines and run in holders and floor not in with_baselines
+        known = backbone in {held for held, _ in with_baselines}
         with_baselines |= {floor} if baselines else set()
-        found = stages_of(run, dataset, data, effort, baselines)
+        own = replace(effort, baselines=baselines, wide_baseline=effort.wide_baseline and baselines and not known)
+        found = stages_of(run, dataset, data, own)
         stages += [stage for stage in found if backbone not in shown.get(stage.name, ())]
         for stage in found:
             shown.get(stage.name, set()).add(backbone)
@@ -151,7 +156,7 @@ def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effor
     return [*edits[:1], *others[:meanwhile], *edits[1:], *others[meanwhile:]]
 
 
-def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines: bool) -> list[Stage]:
+def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort) -> list[Stage]:
     """What can be measured about a run: all of it with labels; without, the losses by time-step and the axes."""
     from diti.verbs.exploring import Explore
     from diti.verbs.measuring import Analyze, Counterfactuals, Probe
@@ -175,13 +180,15 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort, baselines:
             out=outs["probe"],
             disentanglement=effort.disentanglement and not effort.transfer,
             reconstruct=reconstructed,
-            baselines=baselines,
+            baselines=effort.baselines,
+            wide_baseline=effort.wide_baseline,
             subsets=not effort.transfer,
             folds=effort.transfer,
             **shared,
         )
         # It looks at z, unless it reconstructs; the backbone of the baselines comes with a decoder.
-        found.append(stage("probe", command, 60 if baselines else 30, () if reconstructed else DECODING))
+        seconds = 30 + 30 * effort.baselines + 300 * effort.wide_baseline
+        found.append(stage("probe", command, seconds, () if reconstructed else DECODING))
     if effort.transfer:
         return found
     if dataset.attributes and decodes:

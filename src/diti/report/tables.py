@@ -146,10 +146,7 @@ def summary_table(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> 
     """What is compared first: attributes read, edits, and minutes; baselines, which cannot edit, below."""
     measures = [measure for measure in SUMMARISED if any(over_runs(group, measure.of) for group in groups)]
     cells, undecided = score_columns(groups, measures)
-    rows = [
-        [Cell(group.label), *row, count_cell(_middle([run.seconds and run.seconds / 60 for run in group.runs]), 1)]
-        for group, row in zip(groups, cells, strict=True)
-    ]
+    rows = [[Cell(group.label), *row, _minutes(group)] for group, row in zip(groups, cells, strict=True)]
     for name, records in baseline_records(baselines):
         scores = [score_cell(measure.of(records), measure, "baseline") for measure in measures]
         rows.append([Cell(name, tone="baseline"), *scores, dataclasses.replace(MISSING, tone="baseline")])
@@ -172,7 +169,7 @@ def table1(groups: Sequence[Group], baselines: Sequence[Record] = (), paper: boo
     keys, paper_note = _paper_keys(groups, measures, paper)
     cells, undecided = score_columns(groups, list(measures.values()))
     rows = [
-        [Cell(group.label), *row, *_paper_cells(_paper_of(group.runs[0], paper), keys)]
+        [Cell(group.label), *row, _minutes(group), *_paper_cells(_paper_of(group.runs[0], paper), keys)]
         for group, row in zip(groups, cells, strict=True)
     ]
     below = [
@@ -185,11 +182,13 @@ def table1(groups: Sequence[Group], baselines: Sequence[Record] = (), paper: boo
             ("chance", [knows_nothing if key == "ap" else Cell("–", tone="baseline") for key in measures])
         )
     rows += [
-        [Cell(name, tone="baseline"), *row, *(Cell("", tone="baseline") for _ in keys)] for name, row in below
+        [Cell(name, tone="baseline"), *row, *(Cell("", tone="baseline") for _ in ("minutes", *keys))]
+        for name, row in below
     ]
     if keys:
-        rows += _later_rows(_trained_on(groups[0].runs[0], paper), len(measures), keys)
-    headings = ["method", *_headings(measures, keys)]
+        rows += _later_rows(_trained_on(groups[0].runs[0], paper), len(measures) + 1, keys)
+    measured, from_paper = _headings(measures, keys)
+    headings = ["method", *measured, "minutes", *from_paper]
     moved = f"On {other} the same codes are read, by a k-fold." if other else ""
     notes = [*probe_notes(groups), moved, *undecided, paper_note]
     title = "Table 1: attributes read by a linear probe"
@@ -203,9 +202,14 @@ def _later_rows(trained_on: str, measured: int, keys: Sequence[str]) -> list[lis
     return [[Cell(name, tone="paper"), *dashes, *_paper_cells(scores, keys)] for name, scores in found.items()]
 
 
-def _headings(measures: Mapping[str, Measure], keys: Sequence[str]) -> list[str]:
-    """Of the columns of scores, measured here and printed in the paper."""
-    return [*(m.heading for m in measures.values()), *(f"paper: {PROBED[key].heading}" for key in keys)]
+def _headings(measures: Mapping[str, Measure], keys: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of the columns of scores: those measured here, and those printed in the paper."""
+    return [m.heading for m in measures.values()], [f"paper: {PROBED[key].heading}" for key in keys]
+
+
+def _minutes(group: Group) -> Cell:
+    """How long a run of the group took."""
+    return count_cell(_middle([run.seconds and run.seconds / 60 for run in group.runs]), digits=1)
 
 
 def _chance_ap(groups: Sequence[Group]) -> float | None:
@@ -229,7 +233,8 @@ def table2(groups: Sequence[Group], paper: bool = False) -> Table:
         cut = [Cell(config.partition), Cell("yes" if config.detach else "no"), Cell(str(config.subsets))]
         printed = ablation_scores(config.partition, config.detach, config.subsets)
         rows.append([Cell(group.label), *cut, *row, *_paper_cells(printed, keys)])
-    headings = ["method", "partition", "detach", "k", *_headings(measures, keys)]
+    measured, from_paper = _headings(measures, keys)
+    headings = ["method", "partition", "detach", "k", *measured, *from_paper]
     notes = [*probe_notes(variants), *undecided, paper_note]
     return Table("table2", "Table 2: variants of DiTi", headings, rows, " ".join(filter(None, notes)))
 
@@ -305,7 +310,6 @@ def cost_table(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         speed = _middle([run.images_per_s for run in group.runs])
-        minutes = _middle([run.seconds and run.seconds / 60 for run in group.runs])
         weights = [_middle([run.weights.get(part) for run in group.runs]) for part in parts]
         peak = [_middle([run.peak_memory_mb for run in group.runs])] if memory else []
         rows.append(
@@ -314,7 +318,7 @@ def cost_table(groups: Sequence[Group]) -> Table:
                 count_cell(len(group.runs)),
                 count_cell(_middle([run.images for run in group.runs])),
                 count_cell(speed),
-                count_cell(minutes, digits=1),
+                _minutes(group),
                 *(count_cell(value) for value in (*weights, *peak)),
             ]
         )

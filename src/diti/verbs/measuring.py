@@ -166,6 +166,7 @@ class Report:
     changes: int = 12  # pairs per attribute for the time-step at which it is lost
     classifier_images: int = 32_000  # length of the training of the attribute classifier, images
     baselines: bool = True  # also probe PCA of pixels, a random encoder and PCA of the backbone's features
+    wide_baseline: bool = False  # also all of those features, thousands of dims: minutes
     paper: bool = False  # show the paper's numbers, greyed, even where the data are not the paper's
     seed: int = 0
     overwrite: Overwrite = False
@@ -177,7 +178,7 @@ class Report:
 
         effort = Effort(
             faces=self.faces, pairs=self.pairs, changes=self.changes, classifier_images=self.classifier_images,
-            baselines=self.baselines, seed=self.seed,
+            baselines=self.baselines, wide_baseline=self.wide_baseline, seed=self.seed,
         )  # fmt: skip
         built = report(
             self.runs,
