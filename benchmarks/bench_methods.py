@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from benchmarks.timing import best_seconds
-from diti.config import TrainConfig, train_preset
+from diti.config import TrainConfig
 from diti.core.loop import step
 from diti.core.weights import Weights
 from diti.data.prepare import prepare
@@ -23,6 +23,7 @@ from diti.data.prepared import Dataset, training_batches
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.diffusion.backbone import load_backbone
+from diti.presets import train_preset
 from diti.representation.methods.registry import METHODS, Method
 
 PRESET, SIZE, ROUNDS = "toyfaces32", 32, 12

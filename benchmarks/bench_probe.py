@@ -15,12 +15,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from diti.config import EncoderConfig, preset
+from diti.config import EncoderConfig
 from diti.core.images import to_float
 from diti.core.rng import numpy_generator
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import build_backbone
+from diti.presets import preset
 from diti.probe.linear import probe
 from diti.probe.scores import average_precision
 from diti.probe.task import Splits

@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 
 from benchmarks.timing import best_seconds
-from diti.config import TrainingConfig, preset, train_preset
+from diti.config import TrainingConfig
 from diti.core.images import to_float
 from diti.core.loop import one_thread_for_small, step
 from diti.core.objective import Objective
@@ -24,6 +24,7 @@ from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.diffusion.backbone import build_backbone, training_flops
 from diti.diffusion.pretrain import Denoising
+from diti.presets import preset, train_preset
 from diti.representation.methods.registry import find_method
 
 BATCHES = {"toyfaces32": 32, "celeba32": 32, "celeba64": 16}

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 
 import diti as package
 from diti.cli import main
-from diti.config import PRESETS
 from diti.core.errors import InputError, told
+from diti.presets import PRESETS
 from diti.verbs import VERBS
 from diti.verbs.making import Presets
 from diti.verbs.parsing import parse

@@ -6,7 +6,6 @@ import yaml
 
 from diti.cli import main
 from diti.config import (
-    PRESETS,
     RANGES,
     BackboneConfig,
     EncoderConfig,
@@ -22,11 +21,11 @@ from diti.config import (
     from_mapping,
     from_options,
     load_yaml,
-    preset,
     resolve,
     to_yaml,
 )
 from diti.core.errors import InputError
+from diti.presets import PRESETS, preset
 
 CONFIGS = (
     PretrainConfig,

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "diti"
-BELOW_MODELS = {"core", "config", "data", "diffusion"}
+BELOW_MODELS = {"core", "config", "presets", "data", "diffusion"}
 MODELS = BELOW_MODELS | {"representation"}
 ALLOWED = {  # part → the parts it may import, itself aside; config sits beside core; "": the version
     "config": {"core"},
+    "presets": {"core", "config"},
     "core": {"config", ""},
     "data": {"core", "config", ""},
-    "diffusion": {"core", "config", "data"},
+    "diffusion": {"core", "config", "presets", "data"},
     "representation": BELOW_MODELS,
     "interop": MODELS | {""},
     "probe": {"core"},

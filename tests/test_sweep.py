@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 from tiny import tiny_backbone
 
 from diti.cli import main
-from diti.config import GANConfig, TrainConfig, differences, load_yaml, resolve, train_preset
+from diti.config import GANConfig, TrainConfig, differences, load_yaml, resolve
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, read_json
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
+from diti.presets import train_preset
 from diti.representation.train import train_model
 from diti.sweep.file import varied
 from diti.sweep.plans import plan_from, read_plan, run_sweep

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from diti.config import DEFAULT_PRESET, SolutionConfig, SolveConfig, TrainConfig, resolve, train_preset
+from diti.config import DEFAULT_PRESET, SolutionConfig, SolveConfig, TrainConfig, resolve
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture
 from diti.data import toyfaces
@@ -20,6 +20,7 @@ from diti.data.prepared import Dataset
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.data.summary import save_sheet
+from diti.presets import train_preset
 from diti.report.blocks import Figure, Section
 from diti.report.build import Report, report
 from diti.report.evidence import Effort

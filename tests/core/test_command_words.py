@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from diti.config import EncoderConfig, train_preset
+from diti.config import EncoderConfig
 from diti.core.command_words import words_of
 from diti.core.errors import InputError
+from diti.presets import train_preset
 from diti.verbs.editing import TrainLatent
 from diti.verbs.making import Prepare, Solve, SolveConfig, Train
 from diti.verbs.measuring import Analyze, Counterfactuals, Encode, Probe, Report

@@ -15,7 +15,7 @@ from diffusers.models.attention_processor import Attention
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from diti.config import PRESETS, BackboneConfig
+from diti.config import BackboneConfig
 from diti.core.errors import InputError
 from diti.diffusion.backbone import (
     Backbone,
@@ -27,6 +27,7 @@ from diti.diffusion.backbone import (
     training_flops,
     unet_config,
 )
+from diti.presets import PRESETS
 
 TINY = BackboneConfig(size=16, unshuffle=2, channels=(16, 32), layers=1, attention=(4,), head_channels=8)
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"

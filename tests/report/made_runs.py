@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from diti.config import train_preset
 from diti.measure.counterfactual_scores import resamples, rows_and_mean, summary, transfer_record
+from diti.presets import train_preset
 from diti.probe.disentangle import disentanglement
 from diti.probe.linear import Splits, probe
 from diti.report.runs import Group, Run, label_of

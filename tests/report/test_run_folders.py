@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diti.config import SolutionConfig, TrainConfig, TrainingConfig, ViewsConfig, to_yaml, train_preset
+from diti.config import SolutionConfig, TrainConfig, TrainingConfig, ViewsConfig, to_yaml
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, write_json
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
+from diti.presets import train_preset
 from diti.report.runs import count_numbers, group_runs, label_of, measured_folder, read_run
 
 USUAL = train_preset("toyfaces32")

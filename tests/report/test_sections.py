@@ -6,8 +6,9 @@ import pytest
 from made_runs import make_run
 from PIL import Image
 
-from diti.config import VAEConfig, train_preset
+from diti.config import VAEConfig
 from diti.core.runs import RunFolder
+from diti.presets import train_preset
 from diti.report.runs import Group
 from diti.report.sections import loss_panels, training
 

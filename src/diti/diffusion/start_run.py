@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from accelerate import Accelerator
 
-from diti.config import WITHOUT_EFFECT, PretrainConfig, TrainConfig, preset
+from diti.config import WITHOUT_EFFECT, PretrainConfig, TrainConfig
 from diti.core.runs import RunFolder
 from diti.core.state import load_state
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone
+from diti.presets import preset
 
 # Settings that a continued run may change: they decide how long it runs and what it tells, not what it computes.
 FREE = WITHOUT_EFFECT | {"images", "data"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from diti.config import PRESETS, PretrainConfig
+from diti.config import PretrainConfig
 from diti.core.errors import InputError
+from diti.presets import PRESETS
 
 FOLDS = (2, 1, 4, 8, 16, 32)  # pixel-unshuffle factors to choose from, the best first
 GRID = 16  # side at which the finest level of the presets for a CPU sees an image, px

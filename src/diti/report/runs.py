@@ -10,19 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diti.config import (
-    TRAIN_PRESETS,
-    SolveConfig,
-    TrainConfig,
-    TrainingConfig,
-    differences,
-    load_yaml,
-    resolve,
-    train_preset,
-)
+from diti.config import SolveConfig, TrainConfig, TrainingConfig, differences, load_yaml, resolve
 from diti.core.errors import InputError
 from diti.core.runs import RunFolder, sha256_file
 from diti.diffusion.files import read_settings
+from diti.presets import TRAIN_PRESETS, train_preset
 from diti.representation.methods.registry import effective, title_of
 
 if TYPE_CHECKING:

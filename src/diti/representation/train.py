@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diti.config import DEFAULT_PRESET, TrainConfig, from_options, resolve, train_preset
-from diti.config import preset as named_preset
+from diti.config import DEFAULT_PRESET, TrainConfig, from_options, resolve
 from diti.core import loop
 from diti.core.errors import InputError
 from diti.core.outputs import require_writable
@@ -16,6 +15,8 @@ from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset, training_batches
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.start_run import start_run
+from diti.presets import preset as named_preset
+from diti.presets import train_preset
 from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.registry import Findings, Method, find_method
 from diti.representation.models.loading import load

@@ -17,20 +17,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from diti.config import (
-    DEFAULT_PRESET,
-    TrainConfig,
-    differences,
-    load_yaml,
-    preset,
-    resolve,
-    to_yaml,
-    train_preset,
-)
+from diti.config import DEFAULT_PRESET, TrainConfig, differences, load_yaml, resolve, to_yaml
 from diti.core.errors import InputError
 from diti.core.jobs import Child, Job, lanes, run_jobs
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, read_json, write_text
+from diti.presets import preset, train_preset
 from diti.representation.methods.registry import effective, find_method
 from diti.sweep.file import LOGS, PLANS, Runs, SweepFile, naming, runs_of
 

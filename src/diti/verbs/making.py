@@ -7,8 +7,9 @@ from pathlib import Path
 
 import tyro
 
-from diti.config import COUNT, PRESETS, PretrainConfig, SolveConfig, TrainConfig, check_number, resolve
+from diti.config import COUNT, PretrainConfig, SolveConfig, TrainConfig, check_number, resolve
 from diti.core.errors import InputError
+from diti.presets import PRESETS
 from diti.verbs.common import (
     File,
     Given,

@@ -14,8 +14,9 @@ from typing import Any
 
 import tyro
 
-from diti.config import DEFAULT_PRESET, SEEDS, PretrainConfig, check_number, load_yaml, preset, train_preset
+from diti.config import DEFAULT_PRESET, SEEDS, PretrainConfig, check_number, load_yaml
 from diti.core.errors import InputError, nearest
+from diti.presets import preset, train_preset
 from diti.verbs import VERBS
 from diti.verbs.common import Verb, print_once
 

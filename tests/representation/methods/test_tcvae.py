@@ -13,13 +13,14 @@ from safetensors.torch import load_file, save_file
 
 import diti
 from diti.cli import main
-from diti.config import EncoderConfig, TrainConfig, TrainingConfig, VAEConfig, train_preset
+from diti.config import EncoderConfig, TrainConfig, TrainingConfig, VAEConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder
 from diti.data import toyfaces
 from diti.data.sources import open_data
+from diti.presets import train_preset
 from diti.representation.methods import tcvae
 from diti.representation.methods.registry import find_method
 from diti.representation.methods.tcvae import tc_decomposition

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diti.config import TrainConfig, preset
+from diti.config import TrainConfig
 from diti.core.errors import InputError
 from diti.core.loop import loss_by_time
 from diti.core.objective import LossReport
@@ -21,6 +21,7 @@ from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone, build_backbone
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample
 from diti.diffusion.validation import fixed_batches
+from diti.presets import preset
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
 from diti.representation.methods.checks import RECONSTRUCTIONS, save_reconstructions
 from diti.representation.methods.registry import Findings
