@@ -164,6 +164,22 @@ def test_a_kill_is_an_interrupt_while_jobs_run_and_not_after(job, number, defaul
     assert sent[0].process.returncode is not None and signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_child_that_is_being_started_is_stopped_too(job, number, monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *words, **options):
+            super().__init__(*words, **options)
+            started.append(self)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(jobs.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs([job("sleep", name=name) for name in "ab"], 2, lambda child: None)
+    assert [child.returncode is not None for child in started] == [True]
+
+
 def test_a_second_interrupt_kills_what_does_not_end(job, monkeypatch):
     deaf = job("deaf")
     seen = []

@@ -88,11 +88,12 @@ def run_jobs(jobs: Sequence[Job], side_by_side: int, on_poll: Callable[[Child], 
     A job that fails does not stop the others. Ctrl-C, SIGTERM and a terminal that closes stop all of them.
     """
     waiting, running = deque(jobs), list[Child]()
-    with _terminate_as_interrupt():
+    with _stopped_alike() as interrupts:
         try:
             while waiting or running:
                 while waiting and len(running) < side_by_side:
-                    running.append(_start(waiting.popleft()))
+                    with interrupts.postponed():  # a child that is not listed yet would not be stopped
+                        running.append(_start(waiting.popleft()))
                 time.sleep(POLL_SECONDS)
                 for child in list(running):
                     if child.process.poll() is not None:
@@ -124,21 +125,40 @@ def _start(job: Job) -> Child:
     return Child(job, process, began)
 
 
+class _Interrupts:
+    """A handler of signals: KeyboardInterrupt, at once or at the end of what must not be cut in two."""
+
+    def __init__(self) -> None:
+        self._waits, self._came = False, False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if not self._waits:
+            raise KeyboardInterrupt
+        self._came = True
+
+    @contextmanager
+    def postponed(self) -> Iterator[None]:
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+        if self._came:
+            raise KeyboardInterrupt
+
+
 @contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def _stopped_alike() -> Iterator[_Interrupts]:
     """Let SIGTERM and SIGHUP end the block as Ctrl-C does. Only the main thread may say so."""
+    interrupts = _Interrupts()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield interrupts
         return
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    # nohup ignores SIGHUP, and that must stay so.
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    # nohup ignores SIGHUP, a shell's & SIGINT, and that must stay so.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupts) for number in numbers}
     try:
-        yield
+        yield interrupts
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
