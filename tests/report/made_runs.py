@@ -10,7 +10,7 @@ from diti.measure.counterfactual_scores import resamples, rows_and_mean, summary
 from diti.presets import train_preset
 from diti.probe.disentangle import disentanglement
 from diti.probe.linear import Splits, probe
-from diti.report.runs import Group, Run, label_of
+from diti.report.runs import Group, Run
 
 USUAL = train_preset("toyfaces32")
 NAMES = ["hat", "beard", "light"]  # two binary attributes and a continuous one
@@ -66,7 +66,7 @@ def counterfactual_record(change, leakage, seed=0):
 def make_run(config=USUAL, seed=0, **changes):
     facts = {"command": "diti train --seed 0", "versions": {"torch": "2.13"}, "data_name": "toyfaces"}
     run = Run(
-        path=Path(f"{config.method}-{seed}"), label=label_of(config), checks={}, images=25_600, images_per_s=160.0,
+        path=Path(f"{config.method}-{seed}"), checks={}, images=25_600, images_per_s=160.0,
         config=replace(config, training=replace(config.training, seed=seed)),
         facts=facts | {"data_hash": "ab" * 32}, peak_memory_mb=None, weights={"encoder": 1_200, "decoder": 3_400},
         backbone_hash="cd" * 32, measured_on="toyfaces", measured=Path("measured"),

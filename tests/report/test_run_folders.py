@@ -13,7 +13,7 @@ from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
 from diti.presets import train_preset
-from diti.report.runs import count_numbers, group_runs, label_of, measured_folder, read_run
+from diti.report.runs import count_numbers, group_runs, label_of, measured_folder, read_run, shared_settings
 
 USUAL = train_preset("toyfaces32")
 
@@ -156,7 +156,7 @@ def test_labels_say_what_differs_from_the_preset(changes, label):
 def test_labels_follow_the_preset():
     """64 subsets are usual at the authors' size; a preset that is no longer known leaves the plain defaults."""
     assert label_of(replace(train_preset("celeba64"), subsets=64)) == "DiTi"
-    assert label_of(replace(USUAL, solution=SolutionConfig(stretches=8, tau=0.1))) == "DiTi, tau = 0.1"
+    assert label_of(replace(USUAL, solution=SolutionConfig(stretches=8, tau=0.1))) == "DiTi, τ = 0.1"
     assert label_of(replace(TrainConfig(), preset="gone", subsets=64)) == "DiTi, k = 64"
 
 
@@ -185,6 +185,25 @@ def test_labels_of_groups_name_what_else_differs(tmp_path, faces):
     assert labels == [
         "DiTi, 200 images, learning rate = 0.001", "DiTi, 1,000 images, learning rate = 0.002", "PDAE",
     ]  # fmt: skip
+
+
+def test_what_all_runs_have_alike_is_said_once(tmp_path, faces):
+    mirrored = replace(USUAL.code, encoder_mirror=True, code_dim=512)
+    folders = [
+        write_run(tmp_path / "a", replace(USUAL, code=mirrored)),
+        write_run(tmp_path / "b", replace(USUAL, code=mirrored, method="pdae")),
+        write_run(tmp_path / "c", replace(USUAL, code=replace(mirrored, code_dim=64), subsets=4)),
+    ]
+    assert [label for label, _ in groups_of(faces, *folders)] == [
+        "DiTi, d = 512",
+        "PDAE, d = 512",
+        "DiTi, k = 4, d = 64",
+    ]
+    runs = [read_run(folder, faces) for folder in folders]
+    assert shared_settings(runs) == {"code.encoder_mirror": "mirrored features"}
+    assert groups_of(faces, folders[0])[0][0] == "DiTi, d = 512, mirrored features", (
+        "alone, nothing goes without saying"
+    )
 
 
 def test_other_data_or_another_backbone_is_another_group(tmp_path, faces):

@@ -18,7 +18,7 @@ from diti.report import verdicts as in_words
 from diti.report.blocks import Page, Section, Table
 from diti.report.evidence import Effort, measure_runs
 from diti.report.page import save_page
-from diti.report.runs import Group, Run, check_finished, group_runs, read_config, read_run
+from diti.report.runs import Group, Run, check_finished, group_runs, read_config, read_run, shared_settings
 from diti.report.sections import sections
 
 PAGE, RECORD, LOGS, FIGURES = "index.html", "report.json", "logs", "figures"
@@ -79,7 +79,7 @@ def report(
         title or f"{listed([group.label for group in groups])} on {dataset.name}",
         lead,
         [*sections(groups, built, " ".join(headline), out / FIGURES), *([comparisons] if verdicts else []), *more],
-        facts(dataset, data),
+        facts(dataset, data, groups),
     )
     write_twins(groups, built, verdicts, out)
     return Report(save_page(page, out / PAGE), groups, list(built.values()), verdicts, headline)
@@ -179,10 +179,12 @@ def varied_in_table2(run: Run) -> tuple[int, str, bool]:
     return run.config.subsets, run.config.partition, run.config.detach
 
 
-def facts(dataset: Dataset, data: str) -> dict[str, str]:
-    """What the numbers depend on besides the runs."""
+def facts(dataset: Dataset, data: str, groups: Sequence[Group]) -> dict[str, str]:
+    """What the numbers depend on besides what is told of each run."""
+    shared = shared_settings([group.runs[0] for group in groups])
     return {
         "command": command_line(),
+        **({"in all runs": ", ".join(shared.values())} if shared else {}),
         "data": f"{data}: {dataset.name}, {len(dataset):,} images of {dataset.size} px",
         "sha256 of the data": dataset.hash,
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +27,18 @@ WORDS = {
     "subsets": "k = {}",
     "code.code_dim": "d = {}",
     "code.encoder": "{} encoder",
+    "code.encoder_path": "features of the {} U-Net",
+    "code.encoder_time": "features at t = {}",
     "training.images": "{} images",
+    "solution.tau": "τ = {}",
+    "solution.features_weight": "α = {}",
 }
 SPECIAL_WORDS = {
     ("views.augment", "none"): "without augmentation",
     ("views.augment", "no-colour"): "without colour augmentation",
     ("start", "copy"): "from the backbone",
+    ("code.encoder_mirror", True): "mirrored features",
+    ("code.encoder_pixels", True): "features and pixels",
 }
 FINENESS = ("stretches", "pixel_axes", "whitened", "tolerance")  # of a solution: how finely it is computed
 MEASURED = {
@@ -49,7 +55,6 @@ class Run:
     """One finished run, and what was measured about it on one dataset; None where that is not measured yet."""
 
     path: Path
-    label: str  # short name of the method and of what differs from its preset
     config: TrainConfig
     facts: Record  # run.json: command, versions, data_name, data_hash
     checks: Record  # checks.json: what the end of the training measured
@@ -67,6 +72,16 @@ class Run:
     transferred: Record | None = None  # the probe on other images
     transferred_to: str = ""  # name of their dataset
     solved_in: float | None = None  # seconds, of a closed form
+
+    @property
+    def label(self) -> str:
+        """Short name of the method and of what differs from its preset."""
+        return self.label_without(())
+
+    def label_without(self, known: Collection[str]) -> str:
+        """The same without settings that the reader knows already."""
+        solved = ", solved" if self.facts.get("verb") == "solve" else ""
+        return label_of(self.config, known=known) + solved
 
     @property
     def seed(self) -> int:
@@ -161,7 +176,6 @@ def read_run(path: Path, dataset: Dataset, other: Dataset | None = None) -> Run:
     unet, measured = _weight_files(path).get("unet"), measured_folder(path, dataset.name, dataset.hash)
     return Run(
         path=path,
-        label=label_of(config) + (", solved" if _verb(path) == "solve" else ""),
         config=config,
         facts=read_settings(path / "run.json"),
         checks=read_settings(path / "checks.json"),
@@ -244,20 +258,39 @@ def count_numbers(file: Path) -> int:
 # ---- Names -------------------------------------------------------------------------------------------------
 
 
-def label_of(config: TrainConfig, only: Sequence[str] | None = None) -> str:
+def label_of(config: TrainConfig, only: Collection[str] | None = None, known: Collection[str] = ()) -> str:
     """The method's name and its settings that differ from the preset's (of these, `only` the named ones).
+
+    known: settings to leave out.
+    """
+    config = effective(resolve(config))
+    name = title_of(config.method) + ("-Detach" if config.method == "diti" and config.detach else "")
+    shown = [s for s in unusual(config) if s not in known and (only is None or s in only)]
+    return ", ".join([name, *(_words(setting, _value(config, setting)) for setting in shown)])
+
+
+def unusual(config: TrainConfig) -> list[str]:
+    """The settings that differ from the preset's and have an effect.
 
     How long and on what it was trained, and how finely it was solved, is left to the tables.
     """
     config = effective(resolve(config))
-    name = title_of(config.method)
     skipped = frozenset({"method", "preset", "data", "backbone", "training", "detach", "start", *FINENESS})
     changed = differences(_usual(config, config.start), config, skipped)
-    changed += ["start"] if config.start != _usual(config, "auto").start else []
-    if config.method == "diti":
-        name += "-Detach" if config.detach else ""
-    shown = [setting for setting in changed if only is None or setting in only]
-    return ", ".join([name, *(_words(setting, _value(config, setting)) for setting in shown)])
+    return changed + (["start"] if config.start != _usual(config, "auto").start else [])
+
+
+def shared_settings(runs: Sequence[Run]) -> dict[str, str]:
+    """Unusual settings that all of several runs have alike, in words: said once, not in every label."""
+    first = runs[0].config
+    if len({run.recipe for run in runs}) < 2:
+        return {}
+    shared = [
+        setting
+        for setting in unusual(first)
+        if all(setting in unusual(r.config) and _value(r.config, setting) == _value(first, setting) for r in runs)
+    ]
+    return {setting: _words(setting, _value(first, setting)) for setting in shared}
 
 
 def _usual(config: TrainConfig, start: Any) -> TrainConfig:
@@ -307,13 +340,15 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 def _unique_labels(firsts: Sequence[Run]) -> list[str]:
     """Of the first run of each group: the short label, what else differs, and the folder if nothing does."""
-    labels = [run.label for run in firsts]
+    shared = shared_settings(firsts)
+    short = [run.label_without(shared) for run in firsts]
+    labels = list(short)
     for place, run in enumerate(firsts):
-        alike = [other for other in firsts if other.label == run.label]
+        alike = [other for other, label in zip(firsts, short, strict=True) if label == short[place]]
         changed = {name: None for other in alike for name in differences(run.recipe, other.recipe)}
         if len({other.data_name for other in alike}) == 1:
             changed.pop("data", None)  # other images of the same name: the hash is in the table of commands
-        labels[place] = ", ".join([run.label, *(_words(name, _shown(run, name)) for name in changed)])
+        labels[place] = ", ".join([short[place], *(_words(name, _shown(run, name)) for name in changed)])
     return [
         f"{label} ({run.path.name})" if labels.count(label) > 1 else label
         for label, run in zip(labels, firsts, strict=True)
