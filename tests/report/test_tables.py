@@ -9,6 +9,7 @@ import pytest
 from made_runs import PDAE, USUAL, column, counterfactual_record, make_group, make_run, probe_record
 from scipy import stats
 
+from diti.config import SolutionConfig, resolve
 from diti.report.blocks import Cell, Table
 from diti.report.runs import Group
 from diti.report.scores import PROBED, Score, apart, best_of, over_runs, seed_interval
@@ -186,12 +187,23 @@ def test_table2_lists_variants_of_diti(bad):
     staged = replace(USUAL, partition="staged-even")
     variants = [make_group(0.3, config=staged), make_group(0.5, config=balanced), bad]
     table = table2(variants, paper=True)
-    assert list(table.columns)[:5] == ["method", "partition", "detach", "k", "mean AP %"]
-    assert [[cell.text for cell in row[:4]] for row in table.rows] == [
-        ["DiTi, staged-even", "staged-even", "no", "16"],
-        ["DiTi-Detach, k = 64, balanced", "balanced", "yes", "64"],
+    assert list(table.columns)[:7] == ["method", "partition", "detach", "k", "d", "τ", "mean AP %"]
+    assert [[cell.text for cell in row[:6]] for row in table.rows] == [
+        ["DiTi, staged-even", "staged-even", "no", "16", "128", "–"],
+        ["DiTi-Detach, k = 64, balanced", "balanced", "yes", "64", "128", "–"],
     ]
     assert [cell.text for cell in column(table, "paper: mean AP %").values()] == ["62.1", "62.5"]
+
+
+def test_table2_says_what_a_mask_costs(good):
+    """A mask changes no probe: what it takes is the loss removed, what it gives are cleaner edits."""
+    solved = [resolve(replace(USUAL, solution=SolutionConfig(tau=tau))) for tau in (0.02, 0.1)]
+    groups = [make_group(0.3, config=config) for config in solved]
+    runs = [replace(g.runs[0], checks={"loss_removed": v}) for g, v in zip(groups, (0.5, 0.4), strict=True)]
+    table = table2([Group(run.label, (run,)) for run in runs])
+    assert [cell.text for cell in column(table, "loss removed %").values()] == ["50.0", "40.0"]
+    assert [cell.text for cell in column(table, "τ").values()] == ["0.02", "0.1"]
+    assert "loss removed %" not in table2(groups).columns
 
 
 # ---- The other tables ---------------------------------------------------------------------------------------

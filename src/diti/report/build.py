@@ -174,9 +174,10 @@ def baselines_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def varied_in_table2(run: Run) -> tuple[int, str, bool]:
+def varied_in_table2(run: Run) -> tuple[Any, ...]:
     """What table 2 varies."""
-    return run.config.subsets, run.config.partition, run.config.detach
+    config = run.config
+    return config.subsets, config.partition, config.detach, config.code.code_dim, config.solution.tau
 
 
 def facts(dataset: Dataset, data: str, groups: Sequence[Group]) -> dict[str, str]:

@@ -122,7 +122,7 @@ class Run:
 
     @property
     def records(self) -> dict[str, Record | None]:
-        return {name: getattr(self, name) for name in (*MEASURED, "transferred")}
+        return {name: getattr(self, name) for name in ("checks", *MEASURED, "transferred")}
 
     @property
     def recipe(self) -> TrainConfig:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from diti.report.runs import Group, Record
 
-Records = Mapping[str, Record | None]  # probe, analysis, counterfactuals of a run
+Records = Mapping[str, Record | None]  # checks, probe, analysis, counterfactuals of a run
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,12 @@ def _swapped(x_t: str) -> Callable[[Records], Score | None]:
     return _edited("interpolation", "x_t", x_t, "mean_above_random")
 
 
+def _removed(records: Records) -> Score | None:
+    value = at(records, "checks", "loss_removed")
+    return None if value is None else Score(value)
+
+
+REMOVED = Measure("loss removed %", "% of the frozen model's loss removed", _removed, scale=100, digits=1)
 PROBED = {
     "ap": Measure("mean AP %", "% AP", _probed("ap"), scale=100, digits=1),
     "r": Measure("Pearson r", "r", _probed("r")),
@@ -197,6 +203,7 @@ EDITED = (
 
 
 SUMMARISED = (PROBED["ap"], PROBED["r"], CHANGE, CLEAN)
+VARIED = PROBED | {"removed": REMOVED, "change": CHANGE, "clean": CLEAN}  # what variants of DiTi may differ in
 
 
 def disentangled_measures(reduction: str) -> list[Measure]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diti.config import TrainConfig
 from diti.core.runs import atomic_path
 from diti.report.blocks import Cell, Table, Tone
 from diti.report.paper_numbers import ablation_scores, comparable, later_scores, paper_scores, training_set
@@ -22,6 +23,7 @@ from diti.report.scores import (
     PROBED,
     REDUCTIONS,
     SUMMARISED,
+    VARIED,
     Measure,
     Records,
     Score,
@@ -222,21 +224,27 @@ def _chance_ap(groups: Sequence[Group]) -> float | None:
 
 
 def table2(groups: Sequence[Group], paper: bool = False) -> Table:
-    """Table 2: what partition, detach and the number of subsets do to DiTi. paper: as in `table1`."""
+    """Table 2: what partition, detach, the lengths of code and subsets and τ do to DiTi. paper: as in `table1`."""
     variants = [group for group in groups if group.runs[0].config.method == "diti"]
-    measures = _measured(variants, PROBED) or PROBED
+    measures = _measured(variants, VARIED) or PROBED
     keys, paper_note = _paper_keys(variants, measures, paper)
     cells, undecided = score_columns(variants, list(measures.values()))
     rows = []
     for group, row in zip(variants, cells, strict=True):
         config = group.runs[0].config
-        cut = [Cell(config.partition), Cell("yes" if config.detach else "no"), Cell(str(config.subsets))]
         printed = ablation_scores(config.partition, config.detach, config.subsets)
-        rows.append([Cell(group.label), *cut, *row, *_paper_cells(printed, keys)])
+        rows.append([Cell(group.label), *_variant(config), *row, *_paper_cells(printed, keys)])
     measured, from_paper = _headings(measures, keys)
-    headings = ["method", "partition", "detach", "k", *measured, *from_paper]
+    headings = ["method", "partition", "detach", "k", "d", "τ", *measured, *from_paper]
     notes = [*probe_notes(variants), *undecided, paper_note]
     return Table("table2", "Table 2: variants of DiTi", headings, rows, " ".join(filter(None, notes)))
+
+
+def _variant(config: TrainConfig) -> list[Cell]:
+    """Partition, detach, k, d, τ of a run; τ sets the times of subsets that are matched."""
+    tau = Cell(str(config.solution.tau)) if config.partition == "matched" else MISSING
+    numbers = [Cell(str(number)) for number in (config.subsets, config.code.code_dim)]
+    return [Cell(config.partition), Cell("yes" if config.detach else "no"), *numbers, tau]
 
 
 def disentanglement_table(groups: Sequence[Group]) -> Table:
