@@ -34,7 +34,8 @@ class Solutions(Runs[SolveConfig]):
 
     @property
     def title(self) -> str:
-        return f"{len(self.runs)} solutions, {len(self.passes())} passes over the images"
+        passes = len(self.passes())
+        return f"{len(self.runs)} solutions, {passes} pass{'es' if passes > 1 else ''} over the images"
 
 
 def plan_solutions(file: SweepFile, where: str) -> Solutions:
