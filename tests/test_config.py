@@ -173,6 +173,11 @@ def test_unknown_preset():
         preset("toyface")
 
 
+def test_an_unknown_preset_of_pretrain_is_told_of_auto(tmp_path, diti):
+    told = diti("pretrain", "--preset", "aut", "--data", "toyfaces:8", "--out", str(tmp_path / "out"))
+    assert told.returncode == 2 and "bedroom128, auto. Did you mean 'auto'?" in told.stderr
+
+
 def test_command_line_over_yaml_over_preset(tmp_path, diti):
     (tmp_path / "c.yaml").write_text("training:\n  learning_rate: 0.5\n  seed: 4\n")
     result = diti(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,10 +58,11 @@ def _train_preset(
     )
 
 
-def preset(name: str) -> PretrainConfig:
-    """The preset of that name."""
+def preset(name: str, also: Sequence[str] = ()) -> PretrainConfig:
+    """The preset of that name. also: other names that its reader may use, for the complaint."""
     if name not in PRESETS:
-        raise InputError(f"preset {name!r} is unknown; use {', '.join(PRESETS)}.{nearest(name, PRESETS)}")
+        allowed = [*PRESETS, *also]
+        raise InputError(f"preset {name!r} is unknown; use {', '.join(allowed)}.{nearest(name, allowed)}")
     return dataclasses.replace(PRESETS[name].config, preset=name)
 
 

@@ -98,7 +98,7 @@ def _defaults(verb: str, words: list[str]) -> Any:
     def start(name: str) -> Any:
         if verb == "train":
             return train_preset(name)
-        return _suited(data) if name == AUTO else preset(name)
+        return _suited(data) if name == AUTO else preset(name, also=[AUTO])
 
     settings = start(typed or DEFAULT_PRESET)
     if file is not None:
