@@ -44,7 +44,7 @@ class Range:
         return (lowest if self.most >= _ENDLESS else words) + (f" ({self.hint})" if self.hint else "")
 
 
-COUNT = Range(1, _ENDLESS)
+COUNT, NUMBER = Range(1, _ENDLESS), Range(0, _ENDLESS, hint="0 = none")
 _ANY, _POSITIVE = Range(0), Range(0, open=(0,))
 _INSIDE, _OFF = Range(0, 1, open=(0, 1)), Range(0, hint="0 = off")
 SEEDS = Range(0, 2**32 - 1)  # what NumPy and scikit-learn take

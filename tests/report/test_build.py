@@ -14,6 +14,7 @@ from diti.core.runs import versions, write_json
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
+from diti.measure.probing import ProbeOptions
 from diti.report import build, evidence
 from diti.report.blocks import Cell, Table
 from diti.report.build import find_runs, listed, shared_data
@@ -155,6 +156,21 @@ def test_the_title_names_six_methods_and_counts_the_others():
 def test_a_model_without_decoder_is_probed_only(tmp_path, faces):
     run = make_run(tmp_path / "a", subsets=1, decoder=False)
     assert [s.name for s in plan_stages([run], faces, "toyfaces:40", Effort())] == ["probe"]
+
+
+def test_without_faces_the_codes_are_only_read(tmp_path, faces):
+    run = make_run(tmp_path / "a")
+    stages = plan_stages([run], faces, "toyfaces:40", Effort(faces=0))
+    assert [s.name for s in stages] == ["probe", "analysis", "explored"]
+    assert stages[0].command.reconstruct == 0
+    with pytest.raises(InputError, match="--faces is -1"):
+        Effort(faces=-1)
+
+
+@pytest.mark.parametrize("options", [Effort, ProbeOptions])
+def test_the_wide_baseline_without_baselines_is_refused(options):
+    with pytest.raises(InputError, match=r"--wide-baseline .* --no-baselines .* give one of the two"):
+        options(baselines=False, wide_baseline=True)
 
 
 def test_a_stage_is_done_for_its_own_settings_only(tmp_path, faces):

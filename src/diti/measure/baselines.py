@@ -23,6 +23,12 @@ from diti.representation.solve.look import LOOKED_AT, MANY_FEATURES, whitened
 PIXEL_SIDE = 32  # px: larger images are averaged down first, which keeps the principal axes affordable
 
 
+def require_among_baselines(wide: bool, baselines: bool) -> None:
+    """InputError where all features of the backbone are asked for, and no baseline."""
+    if wide and not baselines:
+        raise InputError("--wide-baseline is one of those that --no-baselines leaves out; give one of the two")
+
+
 def baselines(
     backbone: Backbone | int,
     dataset: Dataset,

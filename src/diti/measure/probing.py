@@ -17,7 +17,7 @@ from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.files import read_settings
 from diti.measure import probe_figures as figures
-from diti.measure.baselines import baselines
+from diti.measure.baselines import baselines, require_among_baselines
 from diti.measure.probe_tables import print_probe
 from diti.probe.disentangle import disentanglement
 from diti.probe.few_shot import few_shot, require_counts
@@ -55,6 +55,7 @@ class ProbeOptions:
     def __post_init__(self) -> None:
         if self.reconstruct < 0:
             raise InputError(f"--reconstruct is {self.reconstruct}; give a number of test images, or 0 for none")
+        require_among_baselines(self.wide_baseline, self.baselines)
 
 
 @dataclass(frozen=True)

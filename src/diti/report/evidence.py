@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diti.config import COUNT, check_number
+from diti.config import COUNT, NUMBER, check_number
 from diti.core.errors import InputError
 from diti.core.jobs import Child, Job, lanes, run_jobs
 from diti.core.progress import progress_bar
 from diti.core.runs import sha256_folder, sha256_parts, versions, write_json
 from diti.data.prepared import Dataset
 from diti.diffusion.files import read_settings
+from diti.measure.baselines import require_among_baselines
 from diti.report.runs import MEASURED, measured_folder
 
 NOTES = "measured.json"  # stage → what it was measured with
@@ -33,7 +34,7 @@ PLACES = ("model", "data", "out", "overwrite")  # options that do not change wha
 class Effort:
     """How much is measured; more images make intervals narrower and the wait longer."""
 
-    faces: int = 24  # test images edited per attribute
+    faces: int = 24  # test images edited per attribute; 0: no image is edited or reconstructed
     pairs: int = 16  # test pairs interpolated
     changes: int = 12  # pairs per attribute for the time-step at which it is lost
     classifier_images: int = 32_000  # images that the attribute classifier is trained on
@@ -46,8 +47,10 @@ class Effort:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("faces", "pairs", "changes", "classifier_images", "reconstructed", "axes"):
+        check_number("faces", self.faces, NUMBER)
+        for name in ("pairs", "changes", "classifier_images", "reconstructed", "axes"):
             check_number(name, getattr(self, name), COUNT)
+        require_among_baselines(self.wide_baseline, self.baselines)
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,8 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort) -> list[St
 
     folder = measured_folder(run, dataset.name, dataset.hash)
     outs = {name: folder / file for name, file in MEASURED.items()}
-    decodes = (run / "decoder").is_dir()
-    reconstructed = effort.reconstructed if decodes and not effort.transfer else 0
+    draws = (run / "decoder").is_dir() and effort.faces > 0
+    reconstructed = effort.reconstructed if draws and not effort.transfer else 0
     # What an earlier version left in the folder, which is ours, may be unsigned.
     shared: dict[str, Any] = {"model": str(run), "data": data, "seed": effort.seed, "overwrite": True}
     hashes = sha256_parts(run, [*ENCODING, *DECODING])
@@ -191,7 +194,7 @@ def stages_of(run: Path, dataset: Dataset, data: str, effort: Effort) -> list[St
         found.append(stage("probe", command, seconds, () if reconstructed else DECODING))
     if effort.transfer:
         return found
-    if dataset.attributes and decodes:
+    if dataset.attributes and draws:
         command = Counterfactuals(
             out=outs["counterfactuals"].parent, images=effort.faces, pairs=effort.pairs,
             classifier_images=effort.classifier_images, **shared,

@@ -161,12 +161,13 @@ class Report:
     out: Path = Path("report")  # folder for index.html, report.json and a CSV file per table
     data: Name = None  # images with attributes to measure on; by default what the runs were trained on
     transfer: Name = None  # other images with attributes, on which the same codes are probed
-    faces: int = 24  # test images edited per attribute
+    faces: int = 24  # test images edited per attribute; 0: none is edited or reconstructed
     pairs: int = 16  # test pairs interpolated
     changes: int = 12  # pairs per attribute for the time-step at which it is lost
     classifier_images: int = 32_000  # length of the training of the attribute classifier, images
     baselines: bool = True  # also probe PCA of pixels, a random encoder and PCA of the backbone's features
     wide_baseline: bool = False  # also all of those features, thousands of dims: minutes
+    disentanglement: bool = True  # also DCI, FactorVAE score, MIG, SAP, TAD: minutes for long codes
     paper: bool = False  # show the paper's numbers, greyed, even where the data are not the paper's
     seed: int = 0
     overwrite: Overwrite = False
@@ -178,7 +179,8 @@ class Report:
 
         effort = Effort(
             faces=self.faces, pairs=self.pairs, changes=self.changes, classifier_images=self.classifier_images,
-            baselines=self.baselines, wide_baseline=self.wide_baseline, seed=self.seed,
+            baselines=self.baselines, wide_baseline=self.wide_baseline, disentanglement=self.disentanglement,
+            seed=self.seed,
         )  # fmt: skip
         built = report(
             self.runs,
