@@ -29,7 +29,7 @@ from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.measure.attribute_classifier import AttributeClassifier, train_classifier
-from diti.measure.baselines import pixels_flat, principal_components
+from diti.measure.baselines import pixels_flat, principal_scores
 from diti.measure.counterfactuals import CounterfactualOptions, EditStudy
 from diti.probe.disentangle import dci_disentanglement, dci_importance
 from diti.probe.linear import probe
@@ -84,7 +84,7 @@ def measure_seed(dataset: Dataset, backbone: Backbone, classifier: AttributeClas
             record |= {"gathering": gathered, "seconds": gathered + time.perf_counter() - began}
             record |= {"images": evidence.train.images, "peak_gb": peak_gigabytes()}
             record["rows"]["plain ridge, no z"] = {"loss removed": solution.removed_without_z}
-            pixels = principal_components(lambda rows: pixels_flat(dataset, rows), dataset, DIMS)
+            pixels = principal_scores(lambda rows: pixels_flat(dataset, rows), dataset, DIMS)
             record["rows"]["PCA of pixels"] = probed(pixels, dataset)
         encoder.set_head(*solution.head(evidence))
         decoder = ShiftDecoder(backbone, DIMS, "none", linear=solution.linear_part(evidence, backbone.size))

@@ -17,14 +17,17 @@ from diti.core.rng import torch_generator
 from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder, open_data
 from diti.diffusion.schedule import lambda_x0, w_x0
-from diti.measure.baselines import baselines, pixels_flat, principal_components
+from diti.measure.baselines import baselines, pixels_flat, principal_scores
 from diti.representation.features import (
     encode_dataset,
+    encoder_codes,
     encoder_hash,
     explained_by_z,
     trunk_features,
     write_features,
 )
+from diti.representation.finish import training_statistics
+from diti.representation.methods.base import fit_head
 from diti.representation.models.explained import TIMES
 from diti.representation.models.model import EncodeOnly
 from diti.representation.networks.encoder import build_encoder
@@ -79,6 +82,44 @@ def test_codes_over_one_trunk_are_made_of_its_kept_features(model, faces):
         assert not np.allclose(encode_dataset(model, faces, mirrored=True), expected, atol=0.1)
 
 
+def test_statistics_over_a_frozen_trunk_are_made_of_features_that_are_kept(backbone, faces):
+    encoder = build_encoder(EncoderConfig(code_dim=4), backbone, 0).eval()
+    z = encoder_codes(encoder, faces)[faces.rows("train")]
+    codes = set(kept_files())
+    mean, std = training_statistics(encoder, faces)
+    assert_allclose(mean.numpy(), z.mean(0), atol=1e-5)
+    assert_allclose(std.numpy(), z.std(0), atol=1e-5)
+    (path,) = set(kept_files()) - codes
+    np.save(path, np.load(path) + encoder.feature_std.numpy())  # only what is made of the file can see this
+    shift = encoder.head.weight.detach().sum(1).numpy()
+    assert_allclose(training_statistics(encoder, faces)[0].numpy(), z.mean(0) + shift, atol=1e-4)
+
+
+def test_features_that_change_or_are_too_many_are_not_kept(backbone, faces, monkeypatch):
+    learning = build_encoder(EncoderConfig(code_dim=4, trunk="fine-tuned"), backbone, 0).eval()
+    expected = training_statistics(learning, faces)[0]
+    frozen = build_encoder(EncoderConfig(code_dim=4), backbone, 0).eval()
+    monkeypatch.setattr("diti.representation.features.MOST_KEPT", 600 * frozen.trunk.features * 4 - 1)
+    torch.testing.assert_close(training_statistics(frozen, faces)[0], expected)
+    assert not kept_files()
+
+
+def test_a_head_is_fitted_to_features_that_were_kept(backbone, faces):
+    heads = []
+    for _ in range(2):
+        encoder = build_encoder(EncoderConfig(code_dim=4), backbone, 0).eval()
+        fit_head(encoder, faces, seed=0)
+        heads.append(encoder.head.weight.detach().clone())
+        features = trunk_features(encoder, faces)
+    torch.testing.assert_close(*heads, atol=1e-4, rtol=1e-3)
+    (path,) = kept_files()
+    np.save(path, features * np.linspace(1, 9, features.shape[1], dtype=np.float32))
+    fit_head(encoder, faces, seed=0)
+    rows = np.sort(np.random.default_rng(0).permutation(faces.rows("train")))
+    expected = features[rows].std(0) * np.linspace(1, 9, features.shape[1])
+    assert_allclose(encoder.feature_std.numpy(), expected, rtol=1e-3)
+
+
 def test_data_of_another_size_is_resized_not_refused(model):
     assert encode_dataset(model, open_data("toyfaces:5", 32)).shape == (5, model.dims)
 
@@ -106,16 +147,15 @@ def test_baselines_see_what_the_encoder_sees(backbone, faces):
 
 def test_principal_components_of_very_many_features_come_from_some_images(faces, monkeypatch):
     pixels = pixels_flat(faces, faces.rows())
-    exact = principal_components(lambda rows: pixels[rows], faces, dims=3)
-    monkeypatch.setattr("diti.measure.baselines.MANY_FEATURES", 100)
-    monkeypatch.setattr("diti.representation.solve.look.MANY_FEATURES", 100)
-    near = principal_components(lambda rows: pixels[rows], faces, dims=3)
+    exact = principal_scores(lambda rows: pixels[rows], faces, dims=3)
+    monkeypatch.setattr("diti.representation.networks.principal.MANY_FEATURES", 100)
+    near = principal_scores(lambda rows: pixels[rows], faces, dims=3)
     assert all(abs(np.corrcoef(a, b)[0, 1]) > 0.999 for a, b in zip(near.T, exact.T, strict=True))
     assert_allclose(near.std(0), exact.std(0), rtol=0.01)
 
 
 def test_principal_components_against_a_singular_value_decomposition(faces):
-    components = principal_components(lambda rows: pixels_flat(faces, rows), faces, dims=5)
+    components = principal_scores(lambda rows: pixels_flat(faces, rows), faces, dims=5)
     pixels = pixels_flat(faces, faces.rows()).astype(np.float64)
     train = pixels[faces.rows("train")]
     std = train.std(0)

@@ -12,13 +12,21 @@ import pyarrow.parquet
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import perturb
 
 import diti
 from diti.cli import main
+from diti.config import from_options, resolve
 from diti.core.errors import InputError
+from diti.core.machine import cache_folder
+from diti.core.rng import Draws
 from diti.core.runs import RunFolder
+from diti.data.prepared import training_batches
 from diti.data.sources import open_data
+from diti.presets import train_preset
+from diti.representation.methods.base import see_before
 from diti.representation.methods.diti import frozen_loss_by_time
+from diti.representation.methods.registry import find_method
 from diti.representation.models.loading import load
 
 COMMON = (
@@ -43,6 +51,50 @@ def weights(run):
     for part in ("encoder", "decoder"):
         found |= {f"{part}.{k}": v for k, v in load_file(run / part / "model.safetensors").items()}
     return found
+
+
+@pytest.mark.parametrize("method", ["diti", "diffae", "tcvae"])
+def test_what_a_frozen_trunk_sees_is_looked_up_by_the_position_in_the_walk(backbone, method):
+    faces = open_data("toyfaces:200", 16)
+    options = {"method": method, "code_dim": 12, "subsets": 4, "start": "copy", "encoder_mirror": True}
+    config = resolve(from_options(train_preset("toyfaces32"), options, "test"))
+    objective = find_method(method).build(config, backbone, faces).train()
+    perturb(objective)
+    images = training_batches(faces, config.training.seed, flip=True)(48, 16)
+    draws = Draws(config.training.seed, 48, 16)
+    run = objective(images, draws).per_image
+    see_before(objective, config.training, faces)
+    assert objective.seen_before is not None
+    looked_up = objective(images, draws).per_image
+    torch.testing.assert_close(looked_up, run, atol=1e-4, rtol=1e-4)
+    others = objective(images, Draws(config.training.seed, 64, 16)).per_image
+    objective.seen_before = None
+    assert not torch.allclose(objective(images, Draws(config.training.seed, 64, 16)).per_image, others, rtol=1e-3)
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_a_trunk_that_tells_mirrored_images_apart_runs_anew_where_images_come_mirrored(backbone, flip):
+    faces = open_data("toyfaces:200", 16)
+    options = {"method": "simclr", "code_dim": 12, "flip": flip}
+    config = resolve(from_options(train_preset("toyfaces32"), options, "test"))
+    objective = find_method("simclr").build(config, backbone, faces)
+    see_before(objective, config.training, faces)
+    assert (objective.seen_before is None) == flip
+
+
+def test_a_training_with_a_frozen_trunk_looks_it_up(frozen, tmp_path, monkeypatch):
+    def train(name):
+        words = ["train", *COMMON, "--encoder-mirror", "--backbone", frozen, "--images", "128"]
+        assert main([*words, "--out", str(tmp_path / name)]) == 0
+        return losses(tmp_path / name)
+
+    known = train("known")
+    (path,) = (path for path in (cache_folder() / "features").glob("*.npy") if np.load(path).shape[1] > 12)
+    np.save(path, np.load(path)[::-1])
+    assert not np.allclose(train("wrong"), known, rtol=1e-5)
+    path.unlink()
+    monkeypatch.setattr("diti.representation.features.MOST_KEPT", 0)
+    np.testing.assert_allclose(train("unknown"), known, rtol=1e-4)
 
 
 def test_training_learns_and_leaves_a_model_with_its_facts(frozen, tmp_path, capsys):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def place() -> tuple[int, int]:
@@ -41,6 +44,13 @@ def from_main(value: float) -> float:
     shared = torch.tensor(value, dtype=torch.float64, device=_carrier())
     dist.broadcast(shared, 0)
     return float(shared)
+
+
+def main_first(compute: Callable[[], T]) -> T:
+    """What `compute` gives: the first process goes ahead, and the others find what it kept."""
+    own = [compute()] if is_main() else []
+    from_main(0.0)
+    return own[0] if own else compute()
 
 
 def _carrier() -> torch.device:

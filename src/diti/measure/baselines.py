@@ -16,9 +16,9 @@ from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
 from diti.representation.features import encoder_codes, trunk_features
 from diti.representation.models.model import BATCH
+from diti.representation.networks import principal
 from diti.representation.networks.encoder import Encoder, build_encoder
-from diti.representation.networks.principal import Moments, principal_axes
-from diti.representation.solve.look import LOOKED_AT, MANY_FEATURES, whitened
+from diti.representation.solve.look import LOOKED_AT
 
 PIXEL_SIDE = 32  # px: larger images are averaged down first, which keeps the principal axes affordable
 
@@ -43,7 +43,7 @@ def baselines(
     wide: also all of the backbone's features; probes of thousands of dims take minutes.
     encoder: one that sees the image through the backbone; its features are then compared with, not the usual ones.
     """
-    of_pixels = principal_components(lambda rows: pixels_flat(dataset, rows), dataset, dims)
+    of_pixels = principal_scores(lambda rows: pixels_flat(dataset, rows), dataset, dims)
     yield f"PCA of pixels, {dims} dims", of_pixels
     untrained = build_encoder(EncoderConfig(encoder="residual", code_dim=dims), backbone, seed)
     yield f"random encoder, {dims} dims", encoder_codes(untrained, dataset)
@@ -57,7 +57,7 @@ def baselines(
     if wide or features.shape[1] <= dims:
         yield f"backbone features, {features.shape[1]:,} dims", features
     if features.shape[1] > dims:
-        components = principal_components(lambda rows: features[rows], dataset, dims)
+        components = principal_scores(lambda rows: features[rows], dataset, dims)
         yield f"PCA of backbone features, {dims} dims", components
 
 
@@ -69,7 +69,7 @@ def pixels_flat(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
     return pixels.flatten(1).numpy()
 
 
-def principal_components(read: Callable[[np.ndarray], np.ndarray], dataset: Dataset, dims: int) -> np.ndarray:
+def principal_scores(read: Callable[[np.ndarray], np.ndarray], dataset: Dataset, dims: int) -> np.ndarray:
     """float32 (N, dims) of all images: standardised features on the first principal axes of the training images.
 
     `read` gives the features (B, F) of rows (B,); they are read twice, BATCH at a time, and never held whole. The
@@ -79,16 +79,16 @@ def principal_components(read: Callable[[np.ndarray], np.ndarray], dataset: Data
     if not len(train):
         raise InputError(f"{dataset.path} has no training image to find principal components from")
     features = read(train[:1]).shape[1]
-    if features > MANY_FEATURES:
+    if features > principal.MANY_FEATURES:
         some = np.sort(numpy_generator(0, "principal-components").permutation(train)[:LOOKED_AT])
-        found = whitened(torch.from_numpy(read(some)), dims, dims)
-        mean, std, axes = found.mean, found.std, found.axes * found.variance.sqrt()
+        found = principal.principal_components(torch.from_numpy(read(some)), dims, dims)
+        mean, std, axes = found.mean, found.std, found.axes
     else:
-        moments = Moments(features)
+        moments = principal.Moments(features)
         for rows in batches(train):
             moments.add(torch.from_numpy(read(rows)))
         mean, std, correlation = moments.standardised()
-        axes = principal_axes(correlation, dims)[1]
+        axes = principal.principal_axes(correlation, dims)[1]
     scaled, offset = (axes / std[:, None]).float().numpy(), mean.float().numpy()
     return np.concatenate([(read(rows) - offset) @ scaled for rows in batches(dataset.rows())])
 

@@ -35,6 +35,7 @@ WRITERS = {
     ".parquet": pyarrow.parquet.write_table,
     ".csv": pyarrow.csv.write_csv,
 }  # by the ending of a table's file
+MOST_KEPT = 2_500_000_000  # bytes of features that a training or solution leaves in the cache for the next one
 EXPLAINED = "explained"  # column of the table; those of z begin with z and a digit
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def encoder_codes(encoder: Encoder, dataset: Dataset, *, mirrored: bool = False)
     """The same for an encoder that belongs to no model. Where its trunk's features are kept, z is made of them."""
 
     def compute() -> np.ndarray:
-        seen = None if mirrored else read_kept(_place(_of_trunk(encoder, dataset)), len(dataset))
+        seen = None if mirrored else kept_features(encoder, dataset)
         if seen is None:
             return _run(encoder, encoder, dataset, mirrored)
         with inference(encoder), torch.no_grad():
@@ -64,6 +65,17 @@ def trunk_features(encoder: Encoder, dataset: Dataset) -> np.ndarray:
     return _kept(
         _of_trunk(encoder, dataset), len(dataset), lambda: _run(encoder, encoder.features, dataset, mirrored=False)
     )
+
+
+def kept_features(encoder: Encoder, dataset: Dataset) -> np.ndarray | None:
+    """The same where they were kept, else None."""
+    return read_kept(_place(_of_trunk(encoder, dataset)), len(dataset))
+
+
+def frozen_features(encoder: Encoder, dataset: Dataset) -> np.ndarray | None:
+    """The same of a trunk that never learns, for all codes over it; None of others, or where they are too many."""
+    size = len(dataset) * encoder.trunk.features * np.dtype(np.float32).itemsize
+    return trunk_features(encoder, dataset) if encoder.frozen and size <= MOST_KEPT else None
 
 
 def _of_trunk(encoder: Encoder, dataset: Dataset) -> str:
@@ -146,12 +158,16 @@ def _pixels(encoder: Encoder, dataset: Dataset, rows: slice) -> Tensor:
 
 def _joined(label: str, dataset: Dataset, parts: Iterable[np.ndarray]) -> np.ndarray:
     """The rows of all parts, with a bar while they are computed."""
-    found = []
+    found = np.empty((0, 0), np.float32)
+    done = 0
     with progress_bar(label, len(dataset)) as advance:
         for part in parts:
-            found.append(part)
+            if not done:  # once, instead of joining the parts at the end: they may be gigabytes
+                found = np.empty((len(dataset), part.shape[1]), part.dtype)
+            found[done : done + len(part)] = part
+            done += len(part)
             advance(len(part))
-    return np.concatenate(found)
+    return found
 
 
 def encoder_hash(encoder: Encoder) -> str:

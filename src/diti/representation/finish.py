@@ -14,6 +14,7 @@ from diti.core.images import to_float
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, write_json, write_text
 from diti.data.prepared import Dataset
+from diti.representation.features import frozen_features
 from diti.representation.methods.registry import Findings, Method
 from diti.representation.models.model import BATCH, Model, code_statistics
 from diti.representation.networks.encoder import Encoder
@@ -43,12 +44,15 @@ def finish(
 def training_statistics(encoder: Encoder, dataset: Dataset) -> tuple[Tensor, Tensor]:
     """Mean and std of z over the training split."""
     rows = dataset.rows("train")
-    device = encoder.head.weight.device
+    weight = encoder.head.weight
+    seen = frozen_features(encoder, dataset)
     with progress_bar("statistics of z", len(rows)) as advance, torch.no_grad():
 
         def encode(part: np.ndarray) -> Tensor:
             advance(len(part))
-            return encoder(to_float(dataset.pixels(part)).to(device)).cpu()
+            if seen is not None:
+                return encoder.code(torch.from_numpy(seen[part]).to(weight)).cpu()
+            return encoder(to_float(dataset.pixels(part)).to(weight)).cpu()
 
         return code_statistics(encode, iter([rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]))
 

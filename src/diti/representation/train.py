@@ -18,6 +18,7 @@ from diti.diffusion.start_run import start_run
 from diti.presets import preset as named_preset
 from diti.presets import train_preset
 from diti.representation.finish import finish, training_statistics
+from diti.representation.methods.base import see_before
 from diti.representation.methods.registry import Findings, Method, find_method
 from diti.representation.models.loading import load
 from diti.representation.models.model import Model
@@ -40,6 +41,7 @@ def train_model(config: TrainConfig, out: Path, begun: Callable[[], None] = lamb
         dataset = start_run(config, run, backbone, accelerator, "train")
         begun()
         objective = method.build(config, backbone, dataset)
+        see_before(objective, config.training, dataset)
         weights = loop.train(
             objective,
             training_batches(dataset, config.training.seed, flip=config.training.flip),

@@ -177,7 +177,7 @@ def test_the_loss_is_the_weighted_sum_in_nats_per_pixel_value():
     network, images = objective(settings).eval(), faces(8)
     torch.nn.init.normal_(network.log_var_head.weight, std=0.1, generator=torch_generator(0, "head"))
     report = network(images, Draws(0, 16, 8))
-    mean, log_var = network.posterior(images)
+    mean, log_var = network.posterior(images, Draws(0, 0, len(images)))
     assert torch.allclose(mean, network.encoder(images), atol=1e-6)
     z = mean + log_var.mul(0.5).exp() * Draws(0, 16, 8).normal("posterior", (DIMS,))
     decoded = network.decoder.network(z)
@@ -196,7 +196,7 @@ def test_the_loss_is_the_weighted_sum_in_nats_per_pixel_value():
 
 def test_it_starts_at_a_small_variance_and_learns_everything_but_a_frozen_trunk(backbone):
     network = objective()
-    _, log_var = network.posterior(faces(4))
+    _, log_var = network.posterior(faces(4), Draws(0, 0, 4))
     assert torch.allclose(log_var.mul(0.5).exp(), torch.tensor(tcvae.START_STD))
     encoder = build_encoder(EncoderConfig(code_dim=DIMS), backbone, 0)
     slow = tcvae.TotalCorrelationVAE(encoder, decoder(SIZE, DIMS), VAEConfig(), encoder_rate=0.1)

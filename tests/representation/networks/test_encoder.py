@@ -261,6 +261,16 @@ def test_the_fitted_head_gives_the_principal_components():
     assert (largest > 0).all()
 
 
+def test_very_many_features_give_the_same_head(monkeypatch):
+    exact, x, share = fitted()
+    monkeypatch.setattr("diti.representation.networks.principal.MANY_FEATURES", 20)
+    quick, _, quick_share = fitted()
+    assert quick.trunk.features > 20
+    with torch.no_grad():
+        torch.testing.assert_close(quick(x), exact(x), atol=0.1, rtol=0)
+    torch.testing.assert_close(quick_share, share, atol=1e-3, rtol=1e-3)
+
+
 def test_even_scaling_keeps_the_ratios_of_the_variances():
     encoder, x, share = fitted(scale="even")
     with torch.no_grad():

@@ -171,7 +171,7 @@ def test_very_many_features_are_whitened_to_the_same_components(monkeypatch):
     features = torch.randn(400, 6, generator=rng) * torch.tensor([9.0, 5, 3, 2, 1, 0.5])
     features = features @ torch.randn(6, 60, generator=rng) + 0.01 * torch.randn(400, 60, generator=rng)
     exact = whitened(features, most=6, least=2)
-    monkeypatch.setattr("diti.representation.solve.look.MANY_FEATURES", 50)
+    monkeypatch.setattr("diti.representation.networks.principal.MANY_FEATURES", 50)
     quick = whitened(features, most=6, least=2)
     torch.testing.assert_close(quick.variance, exact.variance, rtol=1e-4, atol=0)
     torch.testing.assert_close(quick(features), exact(features), rtol=0, atol=2e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diti.config import TrainConfig
+from diti.config import TrainConfig, TrainingConfig
 from diti.core.images import to_float
 from diti.core.objective import Objective
+from diti.core.processes import main_first
 from diti.core.rng import Draws
-from diti.data.prepared import Dataset
+from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
+from diti.representation.features import frozen_features, kept_features
 from diti.representation.methods.registry import Findings
 from diti.representation.models.model import BATCH, EncodeOnly, Model, inference
 from diti.representation.networks.encoder import Encoder, build_encoder
@@ -24,16 +27,54 @@ HEAD_IMAGES = 4_096  # training images from which the head of a `backbone` encod
 CHECKED_IMAGES, CHECKED_BATCH, SEED = 1_024, 128, 0  # of the validation loss
 
 
+@dataclass(frozen=True, eq=False)
+class SeenBefore:
+    """What a frozen trunk sees in the images of a training, by their position in its walk."""
+
+    features: np.ndarray  # (N, F) of all images of the data
+    walk: Stream
+
+    def at(self, draws: Draws) -> Tensor:
+        """(B,F) of the images that these random numbers are for."""
+        return torch.from_numpy(self.features[self.walk.take(draws.start, draws.count)[0]])
+
+
 class EncoderObjective(Objective):
     """An objective that trains an encoder, whatever else it trains."""
+
+    seen_before: SeenBefore | None = None  # of the training images, see `see_before`
 
     def __init__(self, encoder: Encoder, encoder_rate: float = 1.0) -> None:
         super().__init__()
         self.encoder, self.encoder_rate = encoder, encoder_rate
 
+    def features(self, images: Tensor, draws: Draws) -> Tensor:
+        """(B,F) what the trunk sees in the images; looked up in a training that knows it beforehand."""
+        if self.seen_before is None or not self.training:
+            return self.encoder.features(images)
+        return self.seen_before.at(draws).to(images)
+
+    def encode(self, images: Tensor, draws: Draws) -> Tensor:
+        """z (B,D) of the images as they are."""
+        return self.encoder.code(self.features(images, draws))
+
     def rate_factor(self, name: str) -> float:
         """An encoder that starts from what the backbone knows must not lose it: it learns more slowly."""
         return self.encoder_rate if name.startswith("encoder.") else 1.0
+
+
+def see_before(objective: EncoderObjective, training: TrainingConfig, dataset: Dataset) -> None:
+    """Run a frozen trunk once over all images, where that is as good as running it in every step.
+
+    It is not where images come mirrored and the trunk sees a difference.
+    """
+    encoder = objective.encoder
+    if training.flip and not encoder.description.get("mirrored", False):
+        return
+    features = main_first(lambda: frozen_features(encoder, dataset))
+    if features is not None:
+        walk = Stream(dataset.rows("train"), training.seed, flip=training.flip)
+        objective.seen_before = SeenBefore(features, walk)
 
 
 def encoder_rate(config: TrainConfig) -> float:
@@ -53,6 +94,9 @@ def fit_head(encoder: Encoder, dataset: Dataset, seed: int) -> None:
     """Start the head from the principal components of the trunk's features of some training images."""
     rows = dataset.rows("train")
     rows = np.sort(np.random.default_rng(seed).permutation(rows)[:HEAD_IMAGES])
+    if encoder.frozen and (seen := kept_features(encoder, dataset)) is not None:
+        encoder.fit_head_to(torch.from_numpy(seen[rows]), order="ascending")
+        return
     parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
     encoder.fit_head((to_float(dataset.pixels(part)) for part in parts), order="ascending")
 

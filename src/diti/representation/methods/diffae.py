@@ -43,7 +43,7 @@ class Denoising(EncoderObjective):
         steps = self.decoder.timesteps
         t = draws.integers("time-step", steps).to(images.device)
         noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
-        loss = conditional_loss(self.decoder, images, t, noise, self.encoder(images))
+        loss = conditional_loss(self.decoder, images, t, noise, self.encode(images, draws))
         return LossReport(total=loss.mean(), per_image=loss, time_share=t / steps)
 
 

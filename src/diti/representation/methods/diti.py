@@ -56,7 +56,7 @@ class Reconstruction(EncoderObjective):
         t, weight = t.to(images.device), weight.to(images.device)
         noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
         loss = reconstruction_loss(
-            self.decoder, images, t, noise, self.partition.mask(self.encoder(images), t, self.detach)
+            self.decoder, images, t, noise, self.partition.mask(self.encode(images, draws), t, self.detach)
         )
         return LossReport(
             total=(weight * loss).mean(), per_image=loss, time_share=t.float() / self.partition.timesteps

@@ -84,14 +84,14 @@ class TotalCorrelationVAE(EncoderObjective):
         """The variances are read from the same features as z, and learn as slowly."""
         return self.encoder_rate if name.startswith("log_var_head.") else super().rate_factor(name)
 
-    def posterior(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def posterior(self, images: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Mean and log variance (B, D) of q(z|x); the trunk runs once."""
         encoder = self.encoder
-        features = (encoder.features(images) - encoder.feature_mean) / encoder.feature_std
+        features = (self.features(images, draws) - encoder.feature_mean) / encoder.feature_std
         return encoder.head(features).float(), self.log_var_head(features).float()
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
-        mean, log_var = self.posterior(images)
+        mean, log_var = self.posterior(images, draws)
         noise = draws.normal("posterior", (self.encoder.dims,)).to(images.device)
         z = mean + (0.5 * log_var).exp() * noise
         squares = (self.decoder(z).float() - images).square().flatten(1).sum(1)  # (B,)

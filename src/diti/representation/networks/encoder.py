@@ -19,7 +19,7 @@ from diti.config import EncoderConfig
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import MOST_TIMESTEPS, load_strictly, named
-from diti.representation.networks.principal import Moments, principal_axes
+from diti.representation.networks.principal import principal_components
 from diti.representation.networks.trunks import AuthorsTrunk, BackboneTrunk, GivenFeatures, ResidualTrunk
 from diti.representation.networks.weights import drawn_from, read_network, write_network
 
@@ -105,7 +105,21 @@ class Encoder(nn.Module):
         order: Literal["descending", "ascending"] | Sequence[int] = "descending",
         scale: Literal["whitened", "even"] = "whitened",
     ) -> Tensor:
-        """Set the head to the first D principal components of the features of image batches (B,3,H,W) in [-1,1].
+        """`fit_head_to` the features of image batches (B,3,H,W) in [-1,1]."""
+        training = self.training
+        self.eval()
+        seen = [self.features(batch.to(self.head.weight)).cpu() for batch in images]
+        self.train(training)
+        return self.fit_head_to(torch.cat(seen) if seen else torch.empty(0, self.trunk.features), order, scale)
+
+    @torch.no_grad()
+    def fit_head_to(
+        self,
+        features: Tensor,
+        order: Literal["descending", "ascending"] | Sequence[int] = "descending",
+        scale: Literal["whitened", "even"] = "whitened",
+    ) -> Tensor:
+        """Set the head to the first D principal components of features (N,F).
 
         order: the component of each dim of z, 0 being that of the largest variance. The first dims belong to the
         earliest time-steps (fine attributes), the last to the latest (coarse ones).
@@ -113,21 +127,12 @@ class Encoder(nn.Module):
         Returns (D,) each dim's share of the features' variance.
         """
         chosen = component_order(order, self.dims)
-        training, moments = self.training, Moments(self.trunk.features)
-        self.eval()
-        for batch in images:
-            moments.add(self.features(batch.to(self.head.weight)))
-        self.train(training)
-        mean, std, correlation = moments.standardised()
-        variance, axes = principal_axes(correlation, self.dims)  # (D,), (F,D)
-        if scale == "whitened":
-            axes = axes / variance.sqrt()
-        elif scale == "even":
-            axes = axes / variance.mean().sqrt()
-        else:
+        if scale not in ("whitened", "even"):
             raise InputError(f"scale is {scale!r}; allowed: whitened, even")
-        self.set_head(mean, std, axes[:, chosen])
-        return variance[chosen] / correlation.trace()
+        found = principal_components(features, self.dims, self.dims)
+        variance = found.variance if scale == "whitened" else found.variance.mean()
+        self.set_head(found.mean, found.std, (found.axes / variance.sqrt())[:, chosen])
+        return found.variance[chosen] / found.total
 
     @torch.no_grad()
     def set_head(self, mean: Tensor, std: Tensor, axes: Tensor) -> None:

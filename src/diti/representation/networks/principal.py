@@ -1,13 +1,62 @@
-"""Mean, standard deviation and principal axes of features, from batches in one pass. Letters: F features."""
+"""Mean, standard deviation and principal axes of features, in one pass. Letters: N images, F features."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from diti.core.errors import InputError
+from diti.core.rng import stream_seed
 
 TINY = 1e-5  # relative size of a standard deviation that float32 features cannot tell from 0
+MANY_FEATURES = 4_096  # beyond it the exact components would take minutes
+OVERSAMPLED = 40  # axes beyond those wanted of a randomised decomposition, which make these exact to 1e-4
+BATCH = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Components:
+    """Principal components of standardised features, the largest first; float64."""
+
+    mean: Tensor  # (F,)
+    std: Tensor  # (F,)
+    variance: Tensor  # (E,)
+    axes: Tensor  # (F, E), of unit length
+    total: float  # variance of all components
+
+
+def principal_components(features: Tensor, most: int, least: int, seed: int = 0) -> Components:
+    """The first `most` components of features (N, F), or as many as they vary in: `least` or more.
+
+    Those of very many features come from a randomised decomposition.
+    """
+    if len(features) < 2:
+        raise InputError(f"the features of {len(features)} images were given; principal axes need many more")
+    if features.shape[1] > MANY_FEATURES:
+        return _at_random(features, most, least, seed)
+    moments = Moments(features.shape[1])
+    for part in features.split(BATCH):
+        moments.add(part)
+    mean, std, correlation = moments.standardised()
+    return Components(mean, std, *principal_axes(correlation, most, least), float(correlation.trace()))
+
+
+def _at_random(features: Tensor, most: int, least: int, seed: int) -> Components:
+    mean, std = features.mean(0), features.std(0, correction=0)
+    varies = std > TINY * (std + mean.abs())
+    std = torch.where(varies, std, 1.0)
+    _, sizes, axes = low_rank((features - mean) / std, most + OVERSAMPLED, seed, "features")
+    found = leading(sizes[:most].double() ** 2 / len(features), axes[:, :most].double(), least)
+    return Components(mean.double(), std.double(), *found, float(varies.sum()))
+
+
+def low_rank(matrix: Tensor, count: int, seed: int, purpose: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The first singular vectors and values of a matrix (N, F), by a randomised decomposition."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(stream_seed(seed, purpose))
+        return torch.svd_lowrank(matrix, q=min(count, *matrix.shape), niter=3)
 
 
 class Moments:
@@ -27,8 +76,6 @@ class Moments:
 
     def standardised(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mean (F,), standard deviation (F,) and correlation matrix (F,F). A constant feature gets std 1."""
-        if self.count < 2:
-            raise InputError(f"the features of {self.count} images were given; principal axes need many more")
         mean = self.total / self.count
         covariance = self.products / self.count - mean.outer(mean)
         std = covariance.diagonal().clamp(min=0).sqrt()

@@ -17,16 +17,13 @@ from diti.core.images import to_float
 from diti.core.lanes import in_lanes
 from diti.core.processes import is_main
 from diti.core.progress import progress_bar
-from diti.core.rng import stream_seed
 from diti.data.prepared import Dataset, Stream
 from diti.representation.networks.pixel_axes import PixelAxes
-from diti.representation.networks.principal import TINY, Moments, leading, principal_axes
+from diti.representation.networks.principal import OVERSAMPLED, low_rank, principal_components
 
 LOOKED_AT = 8_192  # images; the axes of more would hardly differ, and memory must not grow with the data
 PIXEL_IMAGES = 4_096  # of these for the axes of the pixels
-MANY_FEATURES = 4_096  # beyond it the exact components would take minutes
 BATCH = 128
-OVERSAMPLED = 40  # axes beyond P in the randomised decomposition, which make the first P exact to 1e-4
 
 FeatureMap = Callable[[Tensor, np.ndarray], Tensor]  # pixels (B,3,H,W), their rows (B,) → features (B, F)
 
@@ -105,33 +102,9 @@ def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, d
 
 
 def whitened(features: Tensor, most: int, least: int, seed: int = 0) -> Whitening:
-    """Whitening of features (N, F) to `most` principal components, or as many as they vary in: `least` or more.
-
-    Of very many features the components come from a randomised decomposition.
-    """
-    if features.shape[1] > MANY_FEATURES:
-        return _whitened_at_random(features, most, least, seed)
-    moments = Moments(features.shape[1])
-    for part in features.split(BATCH):
-        moments.add(part)
-    mean, std, correlation = moments.standardised()
-    variance, axes = principal_axes(correlation, most, least)
-    return Whitening(mean, std, axes / variance.sqrt(), variance)
-
-
-def _whitened_at_random(features: Tensor, most: int, least: int, seed: int) -> Whitening:
-    mean, std = features.mean(0), features.std(0, correction=0)
-    std = torch.where(std > TINY * (std + mean.abs()), std, 1.0)
-    _, sizes, axes = low_rank((features - mean) / std, most + OVERSAMPLED, seed, "features")
-    variance, axes = leading(sizes[:most].double() ** 2 / len(features), axes[:, :most].double(), least)
-    return Whitening(mean.double(), std.double(), axes / variance.sqrt(), variance)
-
-
-def low_rank(matrix: Tensor, count: int, seed: int, purpose: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The first singular vectors and values of a matrix (N, F), by a randomised decomposition."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(stream_seed(seed, purpose))
-        return torch.svd_lowrank(matrix, q=min(count, *matrix.shape), niter=3)
+    """Whitening of features (N, F) to `most` principal components, or as many as they vary in: `least` or more."""
+    found = principal_components(features, most, least, seed)
+    return Whitening(found.mean, found.std, found.axes / found.variance.sqrt(), found.variance)
 
 
 def set_pixel_axes(axes: PixelAxes, images: Tensor, seed: int) -> None:
