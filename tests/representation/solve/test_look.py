@@ -9,14 +9,17 @@ from problems import normal
 from scipy.linalg import subspace_angles
 from tiny import tiny_backbone
 
-from diti.config import SolveConfig
+from diti.config import SolutionConfig, SolveConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
+from diti.core.machine import cache_folder
 from diti.data.prepared import Stream
 from diti.data.sources import open_data
+from diti.representation.features import trunk_features
 from diti.representation.networks.pixel_axes import PixelAxes
 from diti.representation.solve.evidence import (
     feature_map,
+    gather_evidence,
     new_encoder,
     require_features,
     require_images,
@@ -102,6 +105,23 @@ def test_features_that_are_no_numbers_are_refused():
     )  # fmt: skip
     with pytest.raises(InputError, match="the features of some images are not finite; check the weights"):
         first_look(walk, 40, 16, pixels=3, features=9, dims=4, seed=0)
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_kept_features_are_used_where_mirror_images_have_the_same(mirrored):
+    dataset, backbone = open_data("toyfaces:200", 16), tiny_backbone()
+    config = SolveConfig(
+        code_dim=8, subsets=2, images=64, encoder_mirror=mirrored, solution=SolutionConfig(pixel_axes=12)
+    )
+    encoder = new_encoder(config, backbone)
+    before = gather_evidence(config, backbone, dataset, encoder).look
+    features = trunk_features(encoder, dataset)
+    kept = gather_evidence(config, backbone, dataset, encoder).look
+    torch.testing.assert_close(kept.whitening.mean, before.whitening.mean, atol=1e-4, rtol=1e-4)
+    (path,) = (cache_folder() / "features").glob("*.npy")
+    np.save(path, features + 1)  # only a look at the file can see this
+    wrong = gather_evidence(config, backbone, dataset, encoder).look
+    torch.testing.assert_close(wrong.whitening.mean, before.whitening.mean + mirrored, atol=1e-4, rtol=1e-4)
 
 
 # ---- What is asked of the data -----------------------------------------------------------------------------

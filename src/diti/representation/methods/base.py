@@ -69,7 +69,7 @@ def see_before(objective: EncoderObjective, training: TrainingConfig, dataset: D
     It is not where images come mirrored and the trunk sees a difference.
     """
     encoder = objective.encoder
-    if training.flip and not encoder.description.get("mirrored", False):
+    if training.flip and encoder.tells_sides:
         return
     features = main_first(lambda: frozen_features(encoder, dataset))
     if features is not None:

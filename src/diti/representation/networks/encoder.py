@@ -81,6 +81,11 @@ class Encoder(nn.Module):
         given = self.description["kind"] == "given"
         return (self.trunk.features,) if given else (3, self.size, self.size)
 
+    @property
+    def tells_sides(self) -> bool:
+        """Whether an image and its mirror image may get different codes."""
+        return not self.description.get("mirrored", False)
+
     def features(self, x: Tensor) -> Tensor:
         """(B,3,H,W) -> (B,F), what the trunk sees in the image."""
         if tuple(x.shape[1:]) != self.taken:

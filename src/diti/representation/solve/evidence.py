@@ -21,6 +21,7 @@ from diti.core.rng import numpy_generator
 from diti.core.state import load_state, save_state
 from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
+from diti.representation.features import kept_features
 from diti.representation.networks.encoder import Encoder, build_encoder, given_encoder
 from diti.representation.networks.pixel_axes import GRID
 from diti.representation.solve.collect import Pass, collect
@@ -59,9 +60,12 @@ def gather_evidence(
     images, settings = len(train_rows), config.solution
     require_images(config, images, backbone.size)
     device = next(backbone.parameters()).device
-    seen = feature_map(encoder, features)
     # Given features are those of the images as they are, not of their mirror images.
     flip = config.flip and features is None
+    known = features
+    if features is None and not (flip and encoder.tells_sides):
+        known = kept_features(encoder, dataset)
+    seen = feature_map(encoder, known)
     walk = Walk(dataset, Stream(train_rows, config.seed, flip=flip), seen, device, "solve-train")
     valid_walk = Walk(dataset, Stream(valid_rows, config.seed, flip=False), seen, device, "solve-valid")
     pixels = pixel_axes_count(config, images, backbone.size)
@@ -120,7 +124,7 @@ def require_images(config: SolveConfig, images: int, size: int) -> None:
 
 
 def feature_map(encoder: Encoder, given: np.ndarray | None) -> FeatureMap:
-    """What is seen in images: the encoder's frozen trunk, or rows of a given array (N, F)."""
+    """What is seen in images: by the encoder's frozen trunk, or rows of an array (N, F), given or kept."""
     if given is None:
         return lambda pixels, rows: encoder.features(pixels)
 
