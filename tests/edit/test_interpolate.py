@@ -128,9 +128,7 @@ def test_errors_are_mean_squares(result, faces):
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_batch_equals_one_by_one(model, faces, masked, monkeypatch):
-    monkeypatch.setattr(
-        "diti.representation.models.decoding.PIXELS_AT_ONCE", 3 * 16 * 16
-    )  # three images at a time
+    monkeypatch.setattr("diti.representation.models.model.PIXELS_AT_ONCE", 3 * 16 * 16)  # three images at a time
     subsets, scales = ["early", "4:6"], [0.25, 1]
     together = interpolate(model, *faces, subsets, scales, masked=masked, sampling_steps=SAMPLING_STEPS)
     pixels = to_float(faces)

@@ -166,7 +166,7 @@ def test_many_images_and_scales_equal_one_by_one(model, faces):
 
 def test_parts_that_fit_in_memory_give_the_same(model, faces, monkeypatch):
     whole = manipulate(model, faces, a_direction(model), (0.3,), sampling_steps=SAMPLING_STEPS)
-    monkeypatch.setattr("diti.representation.models.decoding.PIXELS_AT_ONCE", 1)
+    monkeypatch.setattr("diti.representation.models.model.PIXELS_AT_ONCE", 1)
     parts = manipulate(model, faces, a_direction(model), (0.3,), sampling_steps=SAMPLING_STEPS)
     torch.testing.assert_close(whole.images, parts.images, atol=1e-3, rtol=0)
 

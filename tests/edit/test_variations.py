@@ -51,7 +51,7 @@ def test_new_images_have_drawn_codes(model, latent):
 
 def test_many_images_are_the_same_in_parts(model, faces, monkeypatch):
     whole = vary(model, faces[0], 5, seed=1, sampling_steps=3)
-    monkeypatch.setattr("diti.representation.models.decoding.PIXELS_AT_ONCE", 2 * 16 * 16)
+    monkeypatch.setattr("diti.representation.models.model.PIXELS_AT_ONCE", 2 * 16 * 16)
     steps = []
     parts = vary(
         model, faces[0], 5, seed=1, sampling_steps=3, on_step=lambda index, total, x: steps.append(len(x))

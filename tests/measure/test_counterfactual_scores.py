@@ -268,7 +268,7 @@ def test_manipulation_scores_of_a_model(model, classifier, images, data):
 
 def test_few_images_are_pushed_along_several_directions_in_one_batch(model, classifier, images, monkeypatch):
     chosen = [direction(model, name) for name in ("bright", "level", "red")]
-    monkeypatch.setattr("diti.representation.models.decoding.PIXELS_AT_ONCE", 16 * 16 * 16)  # two directions
+    monkeypatch.setattr("diti.representation.models.model.PIXELS_AT_ONCE", 16 * 16 * 16)  # two directions
     batches = []
 
     def on_step(index, total, x):

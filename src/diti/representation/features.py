@@ -28,7 +28,7 @@ from diti.data.sources import open_data
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.explained import TIMES, explained_share
 from diti.representation.models.inputs import as_batch
-from diti.representation.models.model import BATCH, Model, inference
+from diti.representation.models.model import BATCH, Model, images_at_once, inference
 from diti.representation.networks.encoder import Encoder
 
 WRITERS = {
@@ -113,8 +113,9 @@ def _run(encoder: Encoder, function: Callable[[Tensor], Tensor], dataset: Datase
 
     if dataset.size != encoder.size:
         log.warning("images of %d px are resized to the model's %d px", dataset.size, encoder.size)
-    with inference(encoder), torch.no_grad():
-        return _joined("encoding", dataset, map(work, _parts(dataset, BATCH)))
+    with inference(encoder):
+        parts = _parts(dataset, images_at_once(encoder.size))
+        return _joined("encoding", dataset, in_lanes(work, parts))
 
 
 def _kept(facts: str, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarray:

@@ -11,7 +11,6 @@ from diti.core.rng import torch_generator
 from diti.core.runs import read_json, write_json
 from diti.data import toyfaces
 from diti.representation.methods.registry import METHODS, Method, register
-from diti.representation.models import decoding
 from diti.representation.models.direct import DirectModel, load_direct
 from diti.representation.models.loading import load
 from diti.representation.networks.encoder import build_encoder
@@ -67,7 +66,7 @@ def test_decode_is_the_decoder_in_inference_mode_whatever_fits_at_once(monkeypat
     assert noise.shape == (5, 3) and model.has_noise
     expected = model.decoder.eval()(z, noise)
     model.decoder.train()
-    monkeypatch.setattr(decoding, "PIXELS_AT_ONCE", 2 * 16 * 16)
+    monkeypatch.setattr("diti.representation.models.model.PIXELS_AT_ONCE", 2 * 16 * 16)
     seen = []
     images = model.decode(
         z, noise, sampling_steps=50, on_step=lambda index, total, x: seen.append((index, total, len(x)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,12 +15,7 @@ from torch import Tensor
 from diti.core.rng import torch_generator
 from diti.diffusion.sampler import OnStep
 from diti.representation.models.guidance import Guidance
-from diti.representation.models.model import Model
-
-if TYPE_CHECKING:
-    pass
-
-PIXELS_AT_ONCE = 2**17  # decoded in one batch: 128 images of 32 px, 32 of 64 px
+from diti.representation.models.model import Model, images_at_once
 
 
 class DecodingModel(Model, ABC):
@@ -62,7 +56,7 @@ class DecodingModel(Model, ABC):
     @property
     def at_once(self) -> int:
         """Images decoded in one batch."""
-        return max(1, PIXELS_AT_ONCE // self.size**2)
+        return images_at_once(self.size)
 
     @property
     def has_noise(self) -> bool:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from diti.edit.editor import Editor
     from diti.representation.models.decoding import DecodingModel
 
-BATCH = 256  # images encoded at once
+BATCH = 256  # images at once that somebody gives to be encoded
+PIXELS_AT_ONCE = 2**17  # in one batch: 128 images of 32 px, 32 of 64 px; of more a core loses sight
 COMMON_PARTS = ("encoder", "partition.json", "model.json")
 STATS, UNKNOWN = "stats.safetensors", "unknown"
 
@@ -367,6 +368,11 @@ def require_side(folder: Path, side: int, encoder: Encoder) -> None:
         raise InputError(
             f"{folder}: the encoder is for {encoder.size} px, the decoder for {side} px; they must agree"
         )
+
+
+def images_at_once(size: int) -> int:
+    """Images of that side, px, for one batch of a U-Net."""
+    return max(1, PIXELS_AT_ONCE // size**2)
 
 
 def code_statistics(encode: Callable[[Any], Tensor], batches: Iterator[Any]) -> tuple[Tensor, Tensor]:

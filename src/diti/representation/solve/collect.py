@@ -21,6 +21,7 @@ from diti.core.rng import Draws
 from diti.core.state import load_state, save_state
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import gather, q_sample
+from diti.representation.models.model import images_at_once
 from diti.representation.solve.look import Look, Walk
 from diti.representation.solve.stretches import Stretches
 from diti.representation.solve.sums import Sums
@@ -51,13 +52,14 @@ class Pass:
     def extend(self, sums: Sums, walk: Walk, until: int, advance: Callable[[int], None]) -> Iterator[None]:
         """Take in the images of the walk up to position `until`; yields after every chunk."""
         rank, count = place()
+        together = min(BATCH, images_at_once(self.look.pixel_axes.size))
         while sums.images < until:
             stop = min(until, sums.images + CHUNK)
             part = sums if count == 1 else self.new_sums()
             first = sums.images
-            for start in range(first + rank * BATCH, stop, count * BATCH):
-                self.take_in(part, walk, start, min(BATCH, stop - start))
-                advance(min(count * BATCH, stop - start))
+            for start in range(first + rank * together, stop, count * together):
+                self.take_in(part, walk, start, min(together, stop - start))
+                advance(min(count * together, stop - start))
             if count > 1:
                 sums.add(part.over_processes())
             yield

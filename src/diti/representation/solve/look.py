@@ -18,6 +18,7 @@ from diti.core.lanes import in_lanes
 from diti.core.processes import is_main
 from diti.core.progress import progress_bar
 from diti.data.prepared import Dataset, Stream
+from diti.representation.models.model import images_at_once
 from diti.representation.networks.pixel_axes import PixelAxes
 from diti.representation.networks.principal import OVERSAMPLED, low_rank, principal_components
 
@@ -81,10 +82,11 @@ def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, d
     found: list[Tensor] = []
     on_grid: list[Tensor] = []
     axes = PixelAxes(size, pixels)
-    starts = range(0, images, BATCH)
+    together = images_at_once(size)
+    starts = range(0, images, together)
 
     def look(start: int) -> tuple[Tensor, Tensor | None]:
-        x, rows = walk.pixels(start, min(BATCH, images - start))
+        x, rows = walk.pixels(start, min(together, images - start))
         return walk.features(x, rows).cpu().float(), axes.on_grid(x.cpu()) if start < PIXEL_IMAGES else None
 
     with progress_bar("a first look", images, shown=is_main()) as advance:
