@@ -27,7 +27,7 @@ from diti.representation.solve.keep import not_known_yet
 from diti.representation.solve.order import whiten
 from diti.representation.solve.solution import KNOWN_PENALTY, Evidence, fitted, kept_in_order
 
-WEIGHTS = (0.0, 0.3, 0.5, 1.0, 3.0)
+WEIGHTS = (0.0, 0.3, 0.5, 1.0, 2.0, 3.0)
 PCA = "PCA"
 
 
@@ -43,6 +43,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--images", type=int)
     parser.add_argument("--whitened", type=int, default=SolutionConfig().whitened)
     parser.add_argument("--probed", type=int, default=TRAIN, help="training images of the probe")
+    parser.add_argument("--state", type=Path, help="folder in which a stopped pass is kept, and continued from")
     given = parser.parse_args(words)
     backbone = load_backbone(given.backbone)
     dataset = open_data(given.data, backbone.size)
@@ -55,7 +56,7 @@ def main(words: Sequence[str]) -> None:
         solution=SolutionConfig(whitened=given.whitened),
     )
     encoder = new_encoder(config, backbone)
-    evidence = gather_evidence(config, backbone, dataset, encoder)
+    evidence = gather_evidence(config, backbone, dataset, encoder, state=given.state)
     rows, splits = validation_split(dataset, given.probed)
     phi = evidence.look.whitening(torch.from_numpy(trunk_features(encoder, dataset)[rows])).numpy()
     seen = f"features at t = {given.times}, {given.path}{', and mirrored' if given.mirror else ''}"
