@@ -19,12 +19,14 @@ from tiny import tiny_backbone
 from diti.cli import main
 from diti.config import GANConfig, TrainConfig, differences, load_yaml, resolve
 from diti.core.errors import InputError
+from diti.core.jobs import Child, Job
 from diti.core.runs import RunFolder, read_json
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.presets import train_preset
 from diti.representation.train import train_model
+from diti.sweep import trainings
 from diti.sweep.file import varied
 from diti.sweep.plans import plan_from, read_plan, run_sweep
 from diti.sweep.trainings import Plan, check_plan
@@ -42,6 +44,17 @@ def plan_of(**keys):
 
 
 # What a file means
+
+
+def test_runs_that_are_given_minutes_are_counted_in_seconds(tmp_path):
+    plan = plan_of(runs={"long": {"minutes": 5}, "short": {"minutes": 0.5}, "counted": {"images": 1000}})
+    assert plan.title == "3 runs, 1,000 images, 5.5 minutes of training"
+    assert plan_of(settings={"minutes": 5}, seeds=[0, 1], runs={"a": None}).title == "2 runs, 10 minutes of training"
+    assert [trainings._length(config) for config in plan.runs.values()] == [300, 30, 1000]
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        child = Child(Job("long-s0", None, tmp_path / "log.txt"), process, began=time.time() - 100)
+        shown = [trainings._progress_of(child, tmp_path, config, 7) for config in plan.runs.values()]
+        assert shown[0] == shown[1] >= 100 and shown[2] == 7
 
 
 def test_names_and_settings_of_runs():

@@ -8,6 +8,7 @@ of its own with one thread, so that the result does not depend on how many run s
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +46,20 @@ class Plan(Runs[TrainConfig]):
 
     @property
     def images(self) -> int:
-        """Images seen by all runs together."""
-        return sum(config.training.images for config in self.runs.values())
+        """Images seen by all runs together, but for those that are given minutes."""
+        lengths = [config.training for config in self.runs.values()]
+        return sum(length.images for length in lengths if length.minutes is None)
+
+    @property
+    def minutes(self) -> float:
+        """Minutes of those, on one core."""
+        return sum(config.training.minutes or 0 for config in self.runs.values())
 
     @property
     def title(self) -> str:
-        return f"{len(self.runs)} runs, {self.images:,} images"
+        lengths = [f"{self.images:,} images"] if self.images else []
+        lengths += [f"{self.minutes:g} minutes of training"] if self.minutes else []
+        return ", ".join([f"{len(self.runs)} runs", *lengths])
 
 
 def plan_trainings(file: SweepFile, where: str) -> Plan:
@@ -187,18 +196,21 @@ def _is_done(folder: Path, config: TrainConfig) -> bool:
     return not RunFolder(folder).missing(config.training.sure_images)
 
 
-def _saved_images(folder: Path) -> int:
-    """Where a stopped run will continue."""
+def _saved(folder: Path, config: TrainConfig) -> int:
+    """Where a stopped run will continue, images; of one that is given minutes nobody can tell before."""
+    if config.training.minutes is not None:
+        return 0
     return max((int(p.name) for p in (folder / "state").glob("*") if p.name.isdigit()), default=0)
 
 
 def _train_all(plan: Plan, todo: list[str], out: Path, jobs: int) -> dict[str, str]:
     """Run the trainings, `jobs` at a time, under one bar; returns why runs failed, by name."""
-    seen = {name: config.training.images for name, config in plan.runs.items()}
-    seen |= {name: _saved_images(out / name) for name in todo}
+    length = {name: _length(config) for name, config in plan.runs.items()}
+    seen = length | {name: _saved(out / name, plan.runs[name]) for name in todo}
     faults: dict[str, str] = {}
     done = set(plan.runs) - set(todo)
-    with progress_bar("sweep", plan.images, start=sum(seen.values())) as advance:
+    unit = "images" if plan.images else "s"
+    with progress_bar("sweep", sum(length.values()), unit, start=sum(seen.values())) as advance:
 
         def follow(child: Child) -> None:
             name = child.job.name
@@ -206,7 +218,7 @@ def _train_all(plan: Plan, todo: list[str], out: Path, jobs: int) -> dict[str, s
                 faults[name] = fault
             elif child.ended:
                 done.add(name)
-            now = min(plan.runs[name].training.images, _progress_of(child, out / name, seen[name]))
+            now = min(length[name], _progress_of(child, out / name, plan.runs[name], seen[name]))
             advance(now - seen[name], note=f"{len(done)} of {len(plan.runs)} runs done, {len(faults)} failed")
             seen[name] = now
 
@@ -228,8 +240,19 @@ def plan_jobs(plan: Plan, todo: Sequence[str], out: Path) -> list[Job]:
     return jobs
 
 
-def _progress_of(child: Child, folder: Path, before: int) -> int:
-    """Images seen by the log, once this process wrote to it: until then it may tell of a run that was killed."""
+def _length(config: TrainConfig) -> int:
+    """What the bar counts of a run: its images, or seconds where it is given minutes."""
+    length = config.training
+    return length.images if length.minutes is None else round(60 * length.minutes)
+
+
+def _progress_of(child: Child, folder: Path, config: TrainConfig, before: int) -> int:
+    """Images seen by the log, once this process wrote to it: until then it may tell of a run that was killed.
+
+    Seconds of a run that is given minutes.
+    """
+    if config.training.minutes is not None:
+        return before if child.ended and child.fault else round(time.time() - child.began)
     run = RunFolder(folder)
     fresh = run.log_path.is_file() and run.log_path.stat().st_mtime >= child.began
     return run.images_seen() if fresh else before
