@@ -49,7 +49,8 @@ def plan_of(**keys):
 def test_runs_that_are_given_minutes_are_counted_in_seconds(tmp_path):
     plan = plan_of(runs={"long": {"minutes": 5}, "short": {"minutes": 0.5}, "counted": {"images": 1000}})
     assert plan.title == "3 runs, 1,000 images, 5.5 minutes of training"
-    assert plan_of(settings={"minutes": 5}, seeds=[0, 1], runs={"a": None}).title == "2 runs, 10 minutes of training"
+    twice = plan_of(settings={"minutes": 5}, seeds=[0, 1], runs={"a": None})
+    assert twice.title == "2 runs, 10 minutes of training"
     assert [trainings._length(config) for config in plan.runs.values()] == [300, 30, 1000]
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         child = Child(Job("long-s0", None, tmp_path / "log.txt"), process, began=time.time() - 100)
