@@ -35,11 +35,11 @@ ROOMS = {  # room or file of representation → what it may import there, itself
     "partition": {"partition_widths", "partition_checks"},
     "networks": set(),
     "models": {"partition", "networks", "methods.registry"},
-    "finish": {"networks", "models", "methods.registry"},
     "features": {"networks", "models"},
-    "solve": {"partition", "networks", "models", "methods.registry", "finish"},
-    "methods": {"partition", "networks", "models", "solve.start"},
-    "train": {"models", "methods.registry", "finish"},
+    "finish": {"networks", "models", "features", "methods.registry"},
+    "solve": {"partition", "networks", "models", "features", "methods.registry", "finish"},
+    "methods": {"partition", "networks", "models", "features", "solve.start"},
+    "train": {"models", "methods.registry", "methods.base", "finish"},
     "train_latent": {"networks", "models", "features"},
 }
 # model.edit, interpolate and manipulate are what people look for; they import the algorithms when called.
