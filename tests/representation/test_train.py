@@ -75,11 +75,15 @@ def test_what_a_frozen_trunk_sees_is_looked_up_by_the_position_in_the_walk(backb
 @pytest.mark.parametrize("flip", [True, False])
 def test_a_trunk_that_tells_mirrored_images_apart_runs_anew_where_images_come_mirrored(backbone, flip):
     faces = open_data("toyfaces:200", 16)
-    options = {"method": "simclr", "code_dim": 12, "flip": flip}
+    options = {"method": "tcvae", "code_dim": 12, "flip": flip}
     config = resolve(from_options(train_preset("toyfaces32"), options, "test"))
-    objective = find_method("simclr").build(config, backbone, faces)
+    objective = find_method("tcvae").build(config, backbone, faces)
     see_before(objective, config.training, faces)
     assert (objective.seen_before is None) == flip
+    objective.seen_before = None
+    objective.makes_views = True
+    see_before(objective, config.training, faces)
+    assert objective.seen_before is None
 
 
 def test_a_training_with_a_frozen_trunk_looks_it_up(frozen, tmp_path, monkeypatch):

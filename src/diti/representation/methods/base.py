@@ -42,6 +42,7 @@ class SeenBefore:
 class EncoderObjective(Objective):
     """An objective that trains an encoder, whatever else it trains."""
 
+    makes_views = False  # whether the trunk looks at other images than those that are given
     seen_before: SeenBefore | None = None  # of the training images, see `see_before`
 
     def __init__(self, encoder: Encoder, encoder_rate: float = 1.0) -> None:
@@ -66,10 +67,10 @@ class EncoderObjective(Objective):
 def see_before(objective: EncoderObjective, training: TrainingConfig, dataset: Dataset) -> None:
     """Run a frozen trunk once over all images, where that is as good as running it in every step.
 
-    It is not where images come mirrored and the trunk sees a difference.
+    It is not where images come mirrored and the trunk sees a difference, or where it looks at views of them.
     """
     encoder = objective.encoder
-    if training.flip and encoder.tells_sides:
+    if objective.makes_views or (training.flip and encoder.tells_sides):
         return
     features = main_first(lambda: frozen_features(encoder, dataset))
     if features is not None:

@@ -88,6 +88,7 @@ class InformationBottleneckGAN(EncoderObjective):
     betas = (0.5, 0.99)
     compares_images = True  # the discriminator sees the spread of groups
     steady = False  # the losses of opponents rise and fall
+    makes_views = True  # the encoder reads drawn images
 
     def __init__(
         self,

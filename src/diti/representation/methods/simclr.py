@@ -31,6 +31,7 @@ class Contrast(EncoderObjective):
     """Views → z → a projection, by two layers that are dropped after the training → NT-Xent."""
 
     compares_images = True
+    makes_views = True
 
     def __init__(
         self, encoder: Encoder, views: ViewsConfig, *, batch: int, seed: int = 0, encoder_rate: float = 1.0
