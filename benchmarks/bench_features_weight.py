@@ -24,7 +24,7 @@ from diti.representation.features import trunk_features
 from diti.representation.partition import Partition
 from diti.representation.solve.evidence import gather_evidence, new_encoder
 from diti.representation.solve.keep import not_known_yet
-from diti.representation.solve.order import whiten
+from diti.representation.solve.order import lost_in_pixels, whiten
 from diti.representation.solve.solution import KNOWN_PENALTY, Evidence, fitted, kept_in_order
 
 WEIGHTS = (0.0, 0.3, 0.5, 1.0, 2.0, 3.0)
@@ -78,7 +78,7 @@ def solution(evidence: Evidence, dims: int, weight: float | str) -> tuple[float,
         first = torch.eye(len(evidence.look.whitening.variance), dtype=torch.float64)[:, :dims]
         directions = whiten(first, evidence.train.means(0).phi_phi)
     else:
-        directions = kept_in_order(unknown, evidence, dims, weight)
+        directions = kept_in_order(unknown, lost_in_pixels(unknown), evidence, dims, weight)
     single = Partition.single(evidence.stretches.bounds[-1], dims)
     return fitted(evidence, directions, single, torch.zeros(1, dims)).removed, directions.numpy()
 

@@ -43,7 +43,7 @@ from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition, make_partition
 from diti.representation.solve.evidence import gather_evidence, new_encoder
 from diti.representation.solve.keep import Unknown, not_known_yet, residual
-from diti.representation.solve.order import lost_shares, whiten
+from diti.representation.solve.order import lost_in_pixels, lost_shares, whiten
 from diti.representation.solve.solution import KNOWN_PENALTY, Evidence, Solution, fitted, solve
 from diti.theory import exact_pairs, mean_position, movement_shares, pixel_change, spearman
 
@@ -175,7 +175,7 @@ def over(directions: Callable[[Evidence], Tensor], cut: str) -> Callable[[Eviden
     def row(evidence: Evidence, seed: int) -> Solution:
         found = whiten(directions(evidence), evidence.train.means(0).phi_phi)
         partition = make_partition(cut, timesteps(evidence), 1 if cut == "balanced" else SUBSETS, DIMS)
-        return fitted(evidence, found, partition, lost_shares(found, unknowns(evidence)))
+        return fitted(evidence, found, partition, lost_shares(found, lost_in_pixels(unknowns(evidence))))
 
     return row
 
@@ -224,7 +224,7 @@ def step_by_step(evidence: Evidence, seed: int) -> Solution:
     found = found / (found.T @ evidence.train.means(0).phi_phi @ found).diagonal().sqrt()
     starts = [0, *(int(centre) + 1 for centre in evidence.stretches.centres[:-1])]
     partition = Partition.matched(timesteps(evidence), len(starts), DIMS, starts)
-    return fitted(evidence, found, partition, lost_shares(found, unknowns(evidence)))
+    return fitted(evidence, found, partition, lost_shares(found, lost_in_pixels(unknowns(evidence))))
 
 
 MAIN = f"DiTi solved, τ = {SolutionConfig().tau:g}"

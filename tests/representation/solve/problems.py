@@ -115,13 +115,13 @@ def exact_evidence(problem: Gaussian) -> Evidence:
     return Evidence(every_step(problem.schedule), problem.look(512), sums, sums)
 
 
-def sampled_evidence(problem: Gaussian, stretches: Stretches, train: int, valid: int) -> Evidence:
-    """What the pass of `diti solve` finds in drawn images."""
+def sampled_evidence(problem: Gaussian, stretches: Stretches, train: int, valid: int, shown: int = 0) -> Evidence:
+    """What the pass of `diti solve` finds in drawn images. shown: of so many reconstructions are looked at."""
     look = problem.look(min(train, 1024))
-    job = Pass(problem, stretches, look, seed=0)
+    job = Pass(problem, stretches, look, 0, lambda u: u.flatten(1), shown)
     found = []
     for walk, count in ((look.walk, train), (GaussianWalk(problem, "valid"), valid)):
-        found.append(job.new_sums())
+        found.append(job.new_sums(shown=shown > 0 and walk is look.walk))
         for _ in job.extend(found[-1], walk, count, lambda count: None):
             pass
     return Evidence(stretches, look, *found)

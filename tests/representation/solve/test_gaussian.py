@@ -4,6 +4,7 @@
 component that z holds is then known exactly, and its loss is removed wherever it is visible.
 """
 
+import dataclasses
 from functools import partial
 
 import pytest
@@ -15,7 +16,7 @@ from diti.diffusion.schedule import Schedule, gather, lambda_x0, q_sample
 from diti.representation.solve import solution as solving
 from diti.representation.solve.fit import best_ridge
 from diti.representation.solve.keep import not_known_yet
-from diti.representation.solve.order import lost_shares
+from diti.representation.solve.order import lost_in_pixels, lost_shares
 from diti.representation.solve.solution import Solution, quick_removed, solve
 from diti.representation.solve.stretches import make_stretches
 
@@ -165,6 +166,18 @@ def test_the_same_from_drawn_images():
     assert found.removed_without_z == pytest.approx(0, abs=0.02)
 
 
+def test_where_the_frozen_model_is_exact_features_of_reconstructions_tell_the_same_order():
+    """û is the posterior mean, so a share 1 / (1 + SNR s²) of each component is lost in features, too."""
+    problem = Gaussian(Schedule.linear(15, 0.0005, 0.05), variance=1e-4 * 2.0 ** torch.arange(12.0).double())
+    evidence = sampled_evidence(problem, every_step(problem.schedule), train=4096, valid=512, shown=2048)
+    assert float(evidence.train.tensors["shown_images"]) == 2048
+    settings = dataclasses.replace(PLAIN, lost_in="features")
+    found = solve(evidence, 5, settings, timesteps=15, subsets=5, seed=0, tau=0.3)
+    overlap = torch.nn.functional.cosine_similarity(found.head(evidence)[2], expected_axes(problem, 5), dim=0)
+    assert overlap.abs().min() > 0.97, overlap
+    torch.testing.assert_close(found.lost, shares(problem)[:, PIXELS - 5 :], atol=0.06, rtol=0)
+
+
 def test_a_stretch_of_many_steps_says_what_its_steps_say_together():
     """Drawn by λ, the mean of a stretch is the λ-weighted mean of its steps."""
     problem = Gaussian()
@@ -183,7 +196,7 @@ def test_a_stretch_of_many_steps_says_what_its_steps_say_together():
 def test_step_one_of_exact_products_is_the_lost_share():
     problem = Gaussian()
     unknown = [not_known_yet(means, 0.0) for means in exact_evidence(problem).train]
-    found = lost_shares(problem.turn, unknown)  # φ turned back: one component per dim
+    found = lost_shares(problem.turn, lost_in_pixels(unknown))  # φ turned back: one component per dim
     torch.testing.assert_close(found, shares(problem), atol=1e-12, rtol=0)
     for t, u in enumerate(unknown):
         expected = problem.turn * (problem.variance.sqrt() * shares(problem)[t]) @ problem.axes.T

@@ -16,12 +16,14 @@ from diti.representation.solve.order import (
     fine_to_coarse,
     independent_inside,
     independent_rotation,
-    lost_covariance,
+    lost_in_features,
+    lost_in_pixels,
     lost_shares,
     whiten,
 )
 from diti.representation.solve.solution import fitted, solve
 from diti.representation.solve.stretches import make_stretches
+from diti.representation.solve.sums import Sums
 
 SHARE = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
 MASS = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
@@ -29,11 +31,11 @@ INDEPENDENT = dataclasses.replace(PLAIN, axes="independent")
 
 
 def kept(data, dims: int = 4):
-    """Whitened directions and what is unknown, from drawn data."""
+    """Whitened directions and what is lost of them, from drawn data."""
     sums = data.sums()
     unknown = [not_known_yet(means, 0.0) for means in sums]
     found = keep(unknown, MASS, torch.ones(data.phi.shape[1], dtype=torch.float64), dims, 0.0)
-    return whiten(found, sums.means(0).phi_phi), unknown
+    return whiten(found, sums.means(0).phi_phi), lost_in_pixels(unknown)
 
 
 def test_whitened_codes_have_the_identity_as_second_moments():
@@ -48,21 +50,57 @@ def test_whitened_codes_have_the_identity_as_second_moments():
 def test_lost_shares_are_those_of_explicit_regressions():
     """1 - R² of each dim on (1, p), second moments being 1."""
     data = explicit()
-    directions, unknown = kept(data)
+    directions, lost = kept(data)
     z = (data.phi @ directions).numpy()
-    for s, shares in enumerate(lost_shares(directions, unknown)):
+    for s, shares in enumerate(lost_shares(directions, lost)):
         left = z - data.a(s) @ np.linalg.lstsq(data.a(s), z, rcond=None)[0]
         np.testing.assert_allclose(shares, (left**2).mean(0), atol=1e-9)
-        np.testing.assert_allclose(lost_covariance(directions, unknown[s]), left.T @ left / len(z), atol=1e-9)
+        np.testing.assert_allclose(lost(directions)[s], left.T @ left / len(z), atol=1e-9)
+
+
+def shown_sums(images: int = 400):
+    """Sums with features of reconstructions that say less and less, and the numbers themselves: φ and φ̂."""
+    phi = normal(images, 5, seed=1) @ normal(5, 5, seed=2) + 0.4
+    hats = torch.stack([phi / (1 + s) + s * normal(images, 5, seed=3 + s) - 1.5 for s in range(3)])
+    sums = Sums(3, 2, 5, shown=True)
+    for part in (slice(0, 150), slice(150, images)):
+        sums.add_shown_images(phi[part])
+        for s in range(3):
+            sums.add_shown(s, hats[s, part], phi[part])
+    return sums, phi, hats
+
+
+def test_what_is_lost_in_features_against_a_slow_loop():
+    """One number per stretch takes the codes of reconstructions to those of images; what is then left is lost."""
+    sums, phi, hats = shown_sums()
+    centred = phi - phi.mean(0)
+    directions = whiten(normal(5, 3, seed=9), centred.T @ centred / len(phi))
+    z = (centred @ directions).numpy()
+    found = lost_in_features([sums.shown(s) for s in range(3)])(directions)
+    for s, hat in enumerate(hats):
+        z_hat = ((hat - hat.mean(0)) @ directions).numpy()
+        gamma = np.linalg.lstsq(z_hat.reshape(-1, 1), z.reshape(-1), rcond=None)[0][0]
+        left = z - gamma * z_hat
+        np.testing.assert_allclose(found[s], left.T @ left / len(z), atol=1e-9)
+    assert found[0].abs().max() < 1e-9, "nothing is lost at first"
+    assert 0.3 < float(found[2].trace()) / 3 <= 1
+
+
+def test_what_is_lost_in_features_is_measured_in_units_of_the_images_that_were_looked_at():
+    """By chance the codes of few images are not white: a loss of all of them is still a loss of 1."""
+    sums, _, _ = shown_sums(images=200)
+    shown = [dataclasses.replace(sums.shown(0), hat_phi=torch.zeros(5, 5).double())]
+    directions = normal(5, 3, seed=9)
+    torch.testing.assert_close(lost_in_features(shown)(directions)[0], torch.eye(3).double(), atol=1e-9, rtol=0)
 
 
 def test_dims_run_from_lost_early_to_lost_late():
     data = explicit()
-    directions, unknown = kept(data)
-    turned = fine_to_coarse(directions, unknown, SHARE)
-    mean_lost = (SHARE[:, None] * lost_shares(turned, unknown)).sum(0)
+    directions, lost = kept(data)
+    turned = fine_to_coarse(directions, lost, SHARE)
+    mean_lost = (SHARE[:, None] * lost_shares(turned, lost)).sum(0)
     assert (mean_lost.diff() <= 1e-12).all() and mean_lost[0] > mean_lost[-1] + 0.05
-    mean = sum(w * lost_covariance(turned, u) for w, u in zip(SHARE, unknown, strict=True))
+    mean = sum(w * covariance for w, covariance in zip(SHARE, lost(turned), strict=True))
     torch.testing.assert_close(mean, torch.diag(mean.diagonal()), atol=1e-9, rtol=0)
     z = data.phi @ turned
     torch.testing.assert_close(z.T @ z / len(z), torch.eye(4, dtype=torch.float64), atol=1e-9, rtol=0)
@@ -71,17 +109,17 @@ def test_dims_run_from_lost_early_to_lost_late():
 
 
 def test_the_order_does_not_depend_on_the_basis_it_starts_from():
-    directions, unknown = kept(explicit())
-    turned = fine_to_coarse(directions, unknown, SHARE)
-    again = fine_to_coarse(directions @ rotation(4, 3), unknown, SHARE)
+    directions, lost = kept(explicit())
+    turned = fine_to_coarse(directions, lost, SHARE)
+    again = fine_to_coarse(directions @ rotation(4, 3), lost, SHARE)
     torch.testing.assert_close(turned, again, atol=1e-8, rtol=0)
 
 
 def test_no_rotation_has_a_first_dim_that_is_lost_earlier():
-    directions, unknown = kept(explicit())
-    first = (SHARE @ lost_shares(fine_to_coarse(directions, unknown, SHARE), unknown))[0]
+    directions, lost = kept(explicit())
+    first = (SHARE @ lost_shares(fine_to_coarse(directions, lost, SHARE), lost))[0]
     for seed in range(30):
-        other = SHARE @ lost_shares(directions @ rotation(4, seed), unknown)
+        other = SHARE @ lost_shares(directions @ rotation(4, seed), lost)
         assert other.max() <= first + 1e-12
 
 
@@ -128,11 +166,11 @@ def test_gaussian_codes_are_turned_too_without_complaint():
 
 
 def test_a_subset_is_ordered_by_its_own_lost_shares():
-    directions, unknown = kept(explicit(features=9), dims=6)
+    directions, lost = kept(explicit(features=9), dims=6)
     mixed = directions @ rotation(6, 1)
-    ordered = by_lost_share(mixed, unknown, SHARE, ends=(2, 2, 6))
-    lost = SHARE @ lost_shares(ordered, unknown)
-    assert lost[0] >= lost[1] and (lost[2:].diff() <= 0).all()
+    ordered = by_lost_share(mixed, lost, SHARE, ends=(2, 2, 6))
+    shares = SHARE @ lost_shares(ordered, lost)
+    assert shares[0] >= shares[1] and (shares[2:].diff() <= 0).all()
     for first, stop in ((0, 2), (2, 6)):
         columns = {tuple(column.tolist()) for column in mixed[:, first:stop].T}
         assert {tuple(column.tolist()) for column in ordered[:, first:stop].T} == columns, "only moved"

@@ -9,7 +9,7 @@ from problems import PIXELS, PLAIN, SIZE, Gaussian, GaussianWalk, every_step, no
 from diti.diffusion.schedule import Schedule, lambda_x0
 from diti.representation.solve.figure import save_lost_figure
 from diti.representation.solve.keep import Unknown
-from diti.representation.solve.order import lost_shares
+from diti.representation.solve.order import lost_in_pixels, lost_shares
 from diti.representation.solve.solution import quick_removed, solve
 from diti.representation.solve.stretches import make_stretches
 
@@ -111,4 +111,4 @@ def test_the_picture_of_what_is_lost(evidence, tmp_path):
 def test_lost_shares_stay_between_0_and_1():
     """Rounding and penalties may lead outside."""
     outside = Unknown(torch.diag(torch.tensor([-0.1, 1.2])).double(), torch.zeros(2, 1).double())
-    assert lost_shares(torch.eye(2).double(), [outside]).tolist() == [[0.0, 1.0]]
+    assert lost_shares(torch.eye(2).double(), lost_in_pixels([outside])).tolist() == [[0.0, 1.0]]

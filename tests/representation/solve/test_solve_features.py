@@ -93,8 +93,22 @@ def test_the_folder_brings_it_back(made, tmp_path):
         (lambda f: f, {"taus": 0.1}, "unknown setting 'taus'.*Did you mean"),
         (lambda f: f, {"tau": 1.5}, "--tau is 1.5"),
         (lambda f: f, {"method": "tcvae"}, "method must be 'diti' or 'pdae'"),
+        (lambda f: f, {"lost_in": "features"}, 'lost_in is "features", but .* use lost_in="pixels"'),
     ],
-    ids=["constant", "one direction", "short", "nan", "few", "subsets", "pass", "long", "name", "tau", "method"],
+    ids=[
+        "constant",
+        "one direction",
+        "short",
+        "nan",
+        "few",
+        "subsets",
+        "pass",
+        "long",
+        "name",
+        "tau",
+        "method",
+        "lost in features",
+    ],
 )
 def test_what_cannot_be_solved_is_refused(made, folder, tmp_path, features, settings, complaint):
     dataset, given, _ = made

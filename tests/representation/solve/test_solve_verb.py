@@ -110,6 +110,16 @@ def test_the_model_loads_encodes_and_reconstructs(run, images):
     assert correlation.abs().max() < 0.3 and (model.std - 1).abs().max() < 0.3
 
 
+def test_lost_in_features_turns_the_code_and_keeps_what_it_knows(run, folder, images, tmp_path):
+    assert main(words(folder, tmp_path / "turned", "--lost-in", "features")) == 0
+    turned, plain = diti.load(tmp_path / "turned"), diti.load(run)
+    z, other = turned.encode(images), plain.encode(images)
+    assert not torch.allclose(z, other, atol=0.05)
+    both = torch.cat([turned.encoder.head.weight, plain.encoder.head.weight]).detach()
+    values = torch.linalg.svdvals(both)
+    assert values[12:].max() < 1e-4 * values[0], "both codes span the same directions of the features"
+
+
 def test_another_code_gives_another_image(run, images):
     """What manipulation does: the same noise, a moved code."""
     model = diti.load(run)

@@ -1,6 +1,6 @@
 """Sums against slow loops; they add up over images, chunks of a pass and saved states."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from diti.core.errors import InputError
 from diti.core.rng import Draws
-from diti.diffusion.schedule import Schedule
+from diti.diffusion.schedule import Schedule, gather, q_sample
 from diti.representation.solve import collect as collecting
 from diti.representation.solve.collect import BATCH, Pass, collect
 from diti.representation.solve.stretches import make_stretches
@@ -114,6 +114,35 @@ def test_a_pass_continued_from_a_saved_state_is_the_whole_pass(tmp_path):
     restored = job.new_sums()
     restored.restore(load_file(tmp_path / "state.safetensors"))
     assert_close(taken(small_pass(), 300, sums=restored), taken(job, 300))
+
+
+def test_features_of_reconstructions_are_summed_for_the_first_images_only(tmp_path):
+    """Against a slow loop, and through a saved state."""
+    job = replace(small_pass(), trunk=lambda u: 2 * u.flatten(1), shown_images=128)
+    walk, schedule = job.look.walk, job.backbone.schedule
+    found = taken(job, 128, 200, sums=job.new_sums(shown=True))
+    assert float(found.tensors["shown_images"]) == 128 and found.images == 200
+    for s in range(job.stretches.count):
+        phi, hats = [], []
+        for start in (0, 64):
+            x, rows = walk.pixels(start, 64)
+            draws = Draws(0, start, 64)
+            t = job.stretches.draw(s, draws.uniform(f"train-time-{s}"))
+            noise = draws.normal(f"train-noise-{s}", tuple(x.shape[1:]))
+            u = job.backbone.x0(q_sample(x, noise, gather(schedule.alpha_bar, t, x)), t)
+            hats.append(job.look.whitening(2 * u.clamp(-1, 1).flatten(1)))
+            phi.append(job.look.phi_of(walk, start, x, rows))
+        joint = np.cov(torch.cat([torch.cat(phi), torch.cat(hats)], 1).numpy().T, bias=True)
+        shown, f = found.shown(s), len(job.look.whitening.variance)
+        np.testing.assert_allclose(shown.phi_phi, joint[:f, :f], atol=1e-6)
+        np.testing.assert_allclose(shown.hat_hat, joint[f:, f:], atol=1e-6)
+        np.testing.assert_allclose(shown.hat_phi, joint[f:, :f], atol=1e-6)
+    half = taken(job, 64, sums=job.new_sums(shown=True))
+    save_file(half.state(), tmp_path / "state.safetensors")
+    restored = job.new_sums(shown=True)
+    restored.restore(load_file(tmp_path / "state.safetensors"))
+    assert_close(taken(job, 128, 200, sums=restored), found)
+    assert not taken(job, 64).has_shown, "not where there is no room for them, as in validation sums"
 
 
 def test_two_shares_of_a_pass_add_up_to_it(monkeypatch):

@@ -45,9 +45,12 @@ class Pass:
     stretches: Stretches
     look: Look
     seed: int
+    trunk: Callable[[Tensor], Tensor] | None = None  # looks at the reconstructions of the first images, too
+    shown_images: int = 0  # so many
 
-    def new_sums(self) -> Sums:
-        return Sums(self.stretches.count, self.look.pixel_axes.count, len(self.look.whitening.variance))
+    def new_sums(self, shown: bool = False) -> Sums:
+        axes, features = self.look.pixel_axes.count, len(self.look.whitening.variance)
+        return Sums(self.stretches.count, axes, features, shown)
 
     def extend(self, sums: Sums, walk: Walk, until: int, advance: Callable[[int], None]) -> Iterator[None]:
         """Take in the images of the walk up to position `until`; yields after every chunk."""
@@ -55,7 +58,7 @@ class Pass:
         together = min(BATCH, images_at_once(self.look.pixel_axes.size))
         while sums.images < until:
             stop = min(until, sums.images + CHUNK)
-            part = sums if count == 1 else self.new_sums()
+            part = sums if count == 1 else self.new_sums(sums.has_shown)
             first = sums.images
             for start in range(first + rank * together, stop, count * together):
                 self.take_in(part, walk, start, min(together, stop - start))
@@ -69,12 +72,17 @@ class Pass:
         x, rows = walk.pixels(start, count)
         phi = self.look.phi_of(walk, start, x, rows)
         sums.add_images(phi)
+        trunk = self.trunk if sums.has_shown and start < self.shown_images else None
+        if trunk is not None:
+            sums.add_shown_images(phi)
         draws = Draws(self.seed, start, count)
 
         def at(stretch: int) -> None:
             t = self.stretches.draw(stretch, draws.uniform(f"{walk.purpose}-time-{stretch}")).to(x.device)
             noise = draws.normal(f"{walk.purpose}-noise-{stretch}", tuple(x.shape[1:])).to(x.device)
             u = self.backbone.x0(q_sample(x, noise, gather(self.backbone.schedule.alpha_bar, t, x)), t)
+            if trunk is not None:
+                sums.add_shown(stretch, self.look.whitening(trunk(u.clamp(-1, 1)).cpu()), phi)
             u, lost = u.cpu(), (x - u).cpu()
             squares = lost.double().square().flatten(1).sum(1)
             require_finite(squares, x[0].numel(), self.stretches, stretch)
@@ -152,7 +160,7 @@ def collect(
 
     log: told each look once, those that the state knows of first.
     """
-    sums, scores = job.new_sums(), []
+    sums, scores = job.new_sums(shown=job.trunk is not None), []
     if state is not None and (found := load_state(state)) is not None:
         sums.restore(found[0])
         scores = [(int(n), float(share)) for n, share in found[1]["scores"]]

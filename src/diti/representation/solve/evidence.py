@@ -35,6 +35,7 @@ DRAWS_OF_ONE = 8  # most draws of the same validation image: more of them would 
 HELD_OUT = 0.1  # of the training images, where the data has no validation images
 PER_DIM = 4  # images that each dim of z needs at least
 PER_AXIS = 8  # images for each pixel axis
+SHOWN, SHOWN_PER_DIM = 1_024, 4  # images whose reconstructions are looked at, at least, and per dim of z
 
 Log = Callable[..., None]
 
@@ -73,7 +74,9 @@ def gather_evidence(
     look = first_look(walk, min(LOOKED_AT, images), backbone.size, pixels, whitened, config.code_dim, config.seed)
     regressors = 1 + pixels + config.code_dim
     stretches = make_stretches(backbone.schedule, min(settings.stretches, backbone.timesteps))
-    job = Pass(backbone, stretches, look, config.seed)
+    trunk = encoder.features if settings.lost_in == "features" else None
+    shown = max(SHOWN, SHOWN_PER_DIM * config.code_dim)
+    job = Pass(backbone, stretches, look, config.seed, trunk, shown)
     valid = _validation_sums(job, valid_walk, min(VALIDATION, DRAWS_OF_ONE * len(valid_rows)), state)
     train = collect(
         job,

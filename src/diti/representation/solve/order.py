@@ -1,20 +1,25 @@
 """Step 3: the theory as an algorithm. z is turned so that its dims run from lost early (fine) to late (coarse).
 
-A rotation changes no probe; it decides what a subset means. Letters: S stretches, F features, D length of z.
+A rotation changes no probe; it decides what a subset means. What is lost of z at a time-step is what a linear map
+of the frozen model's reconstruction û does not tell (`lost_in_pixels`), or what the same features of û no longer
+show (`lost_in_features`). Letters: S stretches, F features, D length of z.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from diti.representation.solve.keep import Unknown
+from diti.representation.solve.sums import Shown
 
 ICA_STEPS, ICA_IMAGES = 100, 4_096  # a rotation that is nearly the best is as free as the best one
+
+Lost = Callable[[Tensor], Tensor]  # directions (F, D) of a whitened z → (S, D, D) covariance of what is lost of it
 
 
 def whiten(directions: Tensor, phi_phi: Tensor) -> Tensor:
@@ -23,19 +28,39 @@ def whiten(directions: Tensor, phi_phi: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(lower, directions.T, upper=False).T
 
 
-def lost_covariance(directions: Tensor, unknown: Unknown) -> Tensor:
-    """(D, D) of whitened z in one stretch: what x_t does not tell of it. Its diagonal are the lost shares."""
-    return directions.T @ unknown.features @ directions
+def lost_in_pixels(unknown: Sequence[Unknown]) -> Lost:
+    """What a linear map of û does not tell of z. The diagonals are the lost shares."""
+    return lambda directions: torch.stack([directions.T @ u.features @ directions for u in unknown])
 
 
-def fine_to_coarse(directions: Tensor, unknown: Sequence[Unknown], share: Tensor) -> Tensor:
+def lost_in_features(shown: Sequence[Shown]) -> Lost:
+    """E (z - γẑ)(z - γẑ)ᵀ of centred codes z of images and ẑ of their reconstructions û, in units of E zzᵀ.
+
+    γ, one number per stretch, is the regression of all dims of z on those of ẑ. Where û is the posterior mean and
+    the code linear in pixels it is 1, and both ways of measuring agree.
+    """
+
+    def lost(directions: Tensor) -> Tensor:
+        found = []
+        for s in shown:
+            z_z, hat_hat, hat_z = (directions.T @ m @ directions for m in (s.phi_phi, s.hat_hat, s.hat_phi))
+            gamma = (hat_z.trace() / hat_hat.trace()).clamp(0)
+            left = z_z - gamma * (hat_z + hat_z.T) + gamma**2 * hat_hat
+            unit = _inverse_root(z_z)  # these images are few: by chance their z is not quite white
+            found.append(unit @ left @ unit)
+        return torch.stack(found)
+
+    return lost
+
+
+def fine_to_coarse(directions: Tensor, lost: Lost, share: Tensor) -> Tensor:
     """(F, D) whitened directions turned into the eigenvectors of the mean lost covariance, lost earliest first.
 
     share (S,): the stretches' parts of the time-steps, so that an eigenvalue is the share of time-steps at which
     its direction is lost.
     """
-    lost = sum(float(w) * lost_covariance(directions, u) for w, u in zip(share, unknown, strict=True))
-    turned = directions @ torch.linalg.eigh(torch.as_tensor(lost))[1].flip(1)
+    mean = torch.einsum("s,sij->ij", share, lost(directions))
+    turned = directions @ torch.linalg.eigh(mean)[1].flip(1)
     return turned * _signs(turned)
 
 
@@ -66,16 +91,22 @@ def independent_rotation(codes: Tensor, seed: int) -> Tensor:
     return u @ v
 
 
-def by_lost_share(directions: Tensor, unknown: Sequence[Unknown], share: Tensor, ends: Sequence[int]) -> Tensor:
+def by_lost_share(directions: Tensor, lost: Lost, share: Tensor, ends: Sequence[int]) -> Tensor:
     """(F, D) with the dims of each subset from lost early to lost late."""
-    lost = (lost_shares(directions, unknown) * share[:, None]).sum(0)
-    places = [first + lost[first:stop].argsort(descending=True) for first, stop in pairwise((0, *ends))]
+    mean = share @ lost_shares(directions, lost)
+    places = [first + mean[first:stop].argsort(descending=True) for first, stop in pairwise((0, *ends))]
     return directions[:, torch.cat(places)]
 
 
-def lost_shares(directions: Tensor, unknown: Sequence[Unknown]) -> Tensor:
+def lost_shares(directions: Tensor, lost: Lost) -> Tensor:
     """(S, D) the paper's degree of loss of each dim: 0 = x_t still tells it, 1 = lost."""
-    return torch.stack([lost_covariance(directions, u).diagonal() for u in unknown]).clamp(0, 1)
+    return lost(directions).diagonal(dim1=1, dim2=2).clamp(0, 1)
+
+
+def _inverse_root(matrix: Tensor) -> Tensor:
+    """The inverse of the symmetric square root of a covariance matrix."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * values.clamp(min=1e-9 * float(values[-1])).rsqrt() @ vectors.T
 
 
 def _signs(directions: Tensor) -> Tensor:

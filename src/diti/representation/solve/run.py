@@ -144,6 +144,11 @@ def begin(config: SolveConfig, run: RunFolder, dataset: Dataset, backbone: Backb
 def validate(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> None:
     """InputError for what cannot be solved, before any work. features: given ones (N, F)."""
     new_encoder(config, backbone, features)
+    if features is not None and config.solution.lost_in == "features":
+        raise InputError(
+            'lost_in is "features", but features of another network were given, and it cannot be shown what the '
+            'diffusion model reconstructs; use lost_in="pixels"'
+        )
     if config.method == "diti" and config.subsets > config.code_dim:
         raise InputError(
             f"{config.subsets} subsets do not fit in {config.code_dim} dims: each needs one; use fewer --subsets"

@@ -17,9 +17,12 @@ from diti.representation.solve.fit import best_ridge, normal_equations, ridge_we
 from diti.representation.solve.keep import Unknown, keep, not_known_yet
 from diti.representation.solve.look import Look
 from diti.representation.solve.order import (
+    Lost,
     by_lost_share,
     fine_to_coarse,
     independent_inside,
+    lost_in_features,
+    lost_in_pixels,
     lost_shares,
     whiten,
 )
@@ -86,24 +89,34 @@ def solve(
     """
     stretches, train = evidence.stretches, evidence.train
     unknown = [not_known_yet(means, KNOWN_PENALTY) for means in train]
-    directions = kept_in_order(unknown, evidence, dims, settings.features_weight)
+    measured = lost_by(settings, evidence, unknown)
+    directions = kept_in_order(unknown, measured, evidence, dims, settings.features_weight)
     tau = settings.tau if tau is None else tau
     if partition is None and subsets == 1:
         partition = Partition.single(timesteps, dims)
     elif partition is None:
-        lost = lost_shares(directions, unknown)
+        lost = lost_shares(directions, measured)
         partition = matched_partition(lost, stretches.centres.tolist(), timesteps, subsets, tau)
     if settings.axes == "independent":
         directions = independent_inside(directions, evidence.look.phi, partition.ends, seed)
-        directions = by_lost_share(directions, unknown, stretches.share, partition.ends)
-    return fitted(evidence, directions, partition, lost_shares(directions, unknown))
+        directions = by_lost_share(directions, measured, stretches.share, partition.ends)
+    return fitted(evidence, directions, partition, lost_shares(directions, measured))
 
 
-def kept_in_order(unknown: list[Unknown], evidence: Evidence, dims: int, features_weight: float) -> Tensor:
+def lost_by(settings: SolutionConfig, evidence: Evidence, unknown: list[Unknown]) -> Lost:
+    """How it is measured what is lost of a code."""
+    if settings.lost_in == "pixels":
+        return lost_in_pixels(unknown)
+    return lost_in_features([evidence.train.shown(stretch) for stretch in range(evidence.stretches.count)])
+
+
+def kept_in_order(
+    unknown: list[Unknown], lost: Lost, evidence: Evidence, dims: int, features_weight: float
+) -> Tensor:
     """Steps 2 and 3: (E, D) directions, kept, whitened, and turned from fine to coarse."""
     stretches, train = evidence.stretches, evidence.train
     kept = keep(unknown, stretches.mass, evidence.look.whitening.variance, dims, features_weight)
-    return fine_to_coarse(whiten(kept, train.means(0).phi_phi), unknown, stretches.share)
+    return fine_to_coarse(whiten(kept, train.means(0).phi_phi), lost, stretches.share)
 
 
 def fitted(evidence: Evidence, directions: Tensor, partition: Partition, lost: Tensor) -> Solution:

@@ -29,19 +29,36 @@ class Means:
     lost: Tensor  # () mean of |x0 - û|² over all pixels, also what the pixel axes do not hold
 
 
-class Sums:
-    """Sums over images, each seen once in every stretch."""
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """Covariances in one stretch of the features of clean images, φ, and of their reconstructions û, φ̂."""
 
-    def __init__(self, stretches: int, axes: int, features: int) -> None:
+    phi_phi: Tensor  # (F, F)
+    hat_hat: Tensor  # (F, F)
+    hat_phi: Tensor  # (F, F)
+
+
+class Sums:
+    """Sums over images, each seen once in every stretch. shown: with room for the features of reconstructions."""
+
+    def __init__(self, stretches: int, axes: int, features: int, shown: bool = False) -> None:
         s, p, f, r = stretches, axes, features, axes + 1
         self.images = 0
-        self.tensors: dict[str, Tensor] = {
-            name: torch.zeros(shape, dtype=torch.float64)
-            for name, shape in {
-                "a_a": (s, r, r), "a_phi": (s, r, f), "a_rho": (s, r, p), "phi_rho": (s, f, p),
-                "rho_square": (s,), "lost": (s,), "phi_phi": (f, f),
-            }.items()
+        shapes: dict[str, tuple[int, ...]] = {
+            "a_a": (s, r, r), "a_phi": (s, r, f), "a_rho": (s, r, p), "phi_rho": (s, f, p),
+            "rho_square": (s,), "lost": (s,), "phi_phi": (f, f),
         }  # fmt: skip
+        if shown:  # of fewer images than the rest, hence with their own count and their own φ
+            shapes |= {
+                "shown_images": (), "shown_phi": (f,), "shown_phi_phi": (f, f),
+                "hat": (s, f), "hat_hat": (s, f, f), "hat_phi": (s, f, f),
+            }  # fmt: skip
+        self.tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+    @property
+    def has_shown(self) -> bool:
+        """Whether there is room for the features of reconstructions."""
+        return "hat" in self.tensors
 
     def add_images(self, phi: Tensor) -> None:
         """Take in the features (B, F) of new images; `add_stretch` follows for each stretch."""
@@ -53,13 +70,24 @@ class Sums:
         """Take in p (B, P), φ (B, F), ρ (B, P) and |x0 - û|² (B,) of the same images at draws from one stretch."""
         p, phi, rho = p.double(), phi.double(), rho.double()
         a = torch.cat([torch.ones(len(p), 1, dtype=p.dtype), p], dim=1)
-        mine = {name: tensor[stretch] for name, tensor in self.tensors.items() if name != "phi_phi"}
-        mine["a_a"].addmm_(a.T, a)
-        mine["a_phi"].addmm_(a.T, phi)
-        mine["a_rho"].addmm_(a.T, rho)
-        mine["phi_rho"].addmm_(phi.T, rho)
-        mine["rho_square"] += rho.square().sum()
-        mine["lost"] += lost.double().sum()
+        self.tensors["a_a"][stretch].addmm_(a.T, a)
+        self.tensors["a_phi"][stretch].addmm_(a.T, phi)
+        self.tensors["a_rho"][stretch].addmm_(a.T, rho)
+        self.tensors["phi_rho"][stretch].addmm_(phi.T, rho)
+        self.tensors["rho_square"][stretch] += rho.square().sum()
+        self.tensors["lost"][stretch] += lost.double().sum()
+
+    def add_shown_images(self, phi: Tensor) -> None:
+        """Take in the features (B, F) of images whose reconstructions are looked at; `add_shown` follows."""
+        self.tensors["shown_images"] += len(phi)
+        self.tensors["shown_phi"] += phi.sum(0)
+        self.tensors["shown_phi_phi"].addmm_(phi.T, phi)
+
+    def add_shown(self, stretch: int, hat: Tensor, phi: Tensor) -> None:
+        """Take in the features of reconstructions (B, F), and φ (B, F), at draws from one stretch."""
+        self.tensors["hat"][stretch] += hat.sum(0)
+        self.tensors["hat_hat"][stretch].addmm_(hat.T, hat)
+        self.tensors["hat_phi"][stretch].addmm_(hat.T, phi)
 
     def add(self, other: Sums) -> None:
         """Take in the sums of other images."""
@@ -76,11 +104,19 @@ class Sums:
 
     def means(self, stretch: int) -> Means:
         """Of one stretch."""
-        divided = {
-            name: (tensor if name == "phi_phi" else tensor[stretch]) / self.images
-            for name, tensor in self.tensors.items()
-        }
-        return Means(**divided)
+        of_stretch = ("a_a", "a_phi", "a_rho", "phi_rho", "rho_square", "lost")
+        divided = {name: self.tensors[name][stretch] / self.images for name in of_stretch}
+        return Means(phi_phi=self.tensors["phi_phi"] / self.images, **divided)
+
+    def shown(self, stretch: int) -> Shown:
+        """Of one stretch, where reconstructions were looked at."""
+        count, of = self.tensors["shown_images"], self.tensors
+        phi, hat = of["shown_phi"] / count, of["hat"][stretch] / count
+        return Shown(
+            phi_phi=of["shown_phi_phi"] / count - torch.outer(phi, phi),
+            hat_hat=of["hat_hat"][stretch] / count - torch.outer(hat, hat),
+            hat_phi=of["hat_phi"][stretch] / count - torch.outer(hat, phi),
+        )
 
     def __iter__(self) -> Iterator[Means]:
         return (self.means(stretch) for stretch in range(len(self.tensors["lost"])))
