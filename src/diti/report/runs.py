@@ -32,6 +32,7 @@ WORDS = {
     "training.images": "{} images",
     "solution.tau": "τ = {}",
     "solution.features_weight": "α = {}",
+    "solution.lost_in": "lost in {}",
 }
 SPECIAL_WORDS = {
     ("views.augment", "none"): "without augmentation",
