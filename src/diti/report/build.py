@@ -23,6 +23,7 @@ from diti.report.sections import sections
 
 PAGE, RECORD, LOGS, FIGURES = "index.html", "report.json", "logs", "figures"
 NAMED = 6  # methods in the title
+NAME_RUNS = "name run folders of diti train or solve, or a folder of them"
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,14 @@ def report(
 def find_runs(sources: Sequence[str | Path]) -> list[Path]:
     """Run folders as they are; of other folders the run folders in them, by name."""
     if not sources:
-        raise InputError("no run was named; name run folders of diti train, or a folder of them")
+        raise InputError(f"no run was named; {NAME_RUNS}")
     found: list[Path] = []
     for source in map(Path, sources):
         if not source.is_dir():
-            raise InputError(f"{source} is not a folder; name run folders of diti train, or a folder of them")
+            raise InputError(f"{source} is not a folder; {NAME_RUNS}")
         inside = [path for path in sorted(source.iterdir()) if (path / "config.yaml").is_file()]
         if not (source / "config.yaml").is_file() and not inside:
-            raise InputError(f"{source} holds no run; name run folders of diti train, or a folder of them")
+            raise InputError(f"{source} holds no run; {NAME_RUNS}")
         found += [source] if (source / "config.yaml").is_file() else inside
     return found
 

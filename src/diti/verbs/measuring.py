@@ -157,7 +157,7 @@ class Report:
     """Compare runs on one page: tables, figures and counterfactuals; measures what was not measured yet."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")]
-    """Run folders of diti train, or folders of them such as diti sweep writes."""
+    """Run folders of diti train or solve, or folders of them such as diti sweep writes."""
     out: Path = Path("report")  # folder for index.html, report.json and a CSV file per table
     data: Name = None  # images with attributes to measure on; by default what the runs were trained on
     transfer: Name = None  # other images with attributes, on which the same codes are probed
