@@ -115,6 +115,23 @@ def test_a_basis_of_some_dims_fits_these_and_leaves_the_others():
     assert set(np.flatnonzero(found.weights[:, 0])) == set(dims.tolist())
 
 
+def test_very_many_dims_are_fitted_from_their_first_axes_to_the_same_place(monkeypatch):
+    """The basis makes a fit fast and decides nothing: the first 4 axes of some images end where all 40 do."""
+    rng = numpy_generator(0, "many dims")
+    x = standardised(rng.normal(size=(500, 40)) * 0.9 ** np.arange(40) @ rng.normal(size=(40, 40)))
+    y = (x @ rng.normal(size=(40, 3)) + 3 * rng.logistic(size=(500, 3)) > 0).astype(float)
+    grid = np.array([1.0, 1e-2, 1e-3])
+    whole = fit.fit_logistic(tensor(x), y, grid)
+    for name, value in {"MANY_DIMS": 39, "LOOKED_AT": 200, "FIRST": 4}.items():
+        monkeypatch.setattr(fit, name, value)
+    basis = fit.Basis.first(tensor(x))
+    assert basis.vectors.shape == (40, 4) and basis.others > 0
+    spread = float(basis.values.sum()) + 36 * basis.others
+    assert spread == pytest.approx((x[::3] ** 2).sum(1).mean(), rel=1e-3), "all variance is in it"
+    found = fit.fit_logistic(tensor(x), y, grid)
+    np.testing.assert_allclose(found.weights, whole.weights, atol=2e-3)
+
+
 def test_a_start_elsewhere_ends_in_the_same_place():
     x, y = planted("start")
     start = torch.randn(11, 4, generator=torch_generator(0, "start"), dtype=torch.float64)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diti.core.errors import InputError
+from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator, torch_generator
 from diti.probe.scores import average_precision, mse
 
@@ -29,6 +30,8 @@ STALE = 2  # penalties in a row that help no attribute, after which weaker ones 
 ONE_CLASS = 1e-12  # share of positives that stands for none: the fit is then constant, with finite log-odds
 NEWTON_STEPS, CG_STEPS, HALVINGS = 60, 60, 30
 PAPER_EPOCHS, PAPER_LR, PAPER_BATCH = 15, 1e-3, {True: 128, False: 64}  # binary (CelebA), continuous (LFW)
+MANY_DIMS = 4_096  # with more, the whole principal basis would take minutes
+LOOKED_AT, FIRST = 8_192, 1_024  # images from which, and how many principal axes are then found
 RANK_TOLERANCE = 1e-10  # principal components below this share of the largest variance are numerically empty
 
 
@@ -173,10 +176,14 @@ def fit_ridge(x: Tensor, labels: np.ndarray, grid: np.ndarray) -> Path:
 
 @dataclass(frozen=True)
 class Basis:
-    """Principal basis of the features. A dim whose row of `vectors` is 0 keeps its weight through a fit."""
+    """Principal basis of the features. A dim whose row of `vectors` is 0 keeps its weight through a fit.
+
+    It makes a fit fast, and decides nothing: the first axes do, with a mean variance for all others.
+    """
 
     vectors: Tensor  # (D, R) float64
     values: Tensor  # (R,) variances, all > 0
+    others: float = 0.0  # mean variance of the axes that are not in it; 0 = weights along these do not move
 
     @classmethod
     def of(cls, gram: Tensor, dims: Tensor | None = None) -> Basis:
@@ -187,6 +194,18 @@ class Basis:
         vectors = torch.zeros(len(gram), int(keep.sum()), dtype=torch.float64)
         vectors[dims] = inside[:, keep]
         return cls(vectors, values[keep])
+
+    @classmethod
+    def first(cls, x: Tensor) -> Basis:
+        """The first axes of very many standardised dims (N, D), found from some of the images."""
+        from sklearn.utils.extmath import randomized_svd
+
+        some = x[:: -(-len(x) // LOOKED_AT)].numpy()
+        _, sizes, axes = randomized_svd(some, min(FIRST, *some.shape), random_state=0)
+        vectors = torch.linalg.qr(torch.from_numpy(axes.T.copy()).double())[0]  # float32: nearly orthogonal
+        values = torch.from_numpy(sizes).double().square() / len(some)
+        left = float(np.square(some, dtype=np.float64).sum()) / len(some) - float(values.sum())
+        return cls(vectors, values.clamp(min=1e-10), max(left / (x.shape[1] - len(values) or 1), 1e-10))
 
 
 def gram_matrix(x: Tensor) -> Tensor:
@@ -212,16 +231,21 @@ def fit_logistic(
     An attribute of one class gets weights of 0. `start` (D + 1, A) is a first guess, the bias last. `enough`
     sees each fit and may end the path: with many dims the weakest penalties take longest and help least.
     """
-    basis = Basis.of(gram_matrix(x)) if basis is None else basis
+    many = x.shape[1] > MANY_DIMS
+    if basis is None:
+        basis = Basis.first(x) if many else Basis.of(gram_matrix(x))
     problem = _Logistic.of(x, labels)
     theta = problem.constant_model() if start is None else start.clone()
     fits, norms = [], []
-    for l2 in grid:
-        theta, norm = _newton(problem, theta, float(l2), basis, tolerance)
-        fits.append(theta.numpy())
-        norms.append(norm.numpy())
-        if enough is not None and enough(Linear(fits[-1][:-1], fits[-1][-1], np.full(len(norm), l2), norms[-1])):
-            break
+    with progress_bar(f"a probe of {x.shape[1]:,} dims", len(grid), unit="penalties", shown=many) as advance:
+        for l2 in grid:
+            theta, norm = _newton(problem, theta, float(l2), basis, tolerance)
+            fits.append(theta.numpy())
+            norms.append(norm.numpy())
+            advance(1)
+            fitted = Linear(fits[-1][:-1], fits[-1][-1], np.full(len(norm), l2), norms[-1])
+            if enough is not None and enough(fitted):
+                break
     thetas = np.stack(fits)
     return Path(grid[: len(fits)], thetas[:, :-1], thetas[:, -1], np.stack(norms))
 
@@ -314,7 +338,10 @@ def _preconditioner(curvature: Tensor, l2: float, basis: Basis) -> Callable[[Ten
 
     def apply(v: Tensor) -> Tensor:
         turned = basis.vectors.T @ v[:-1]
-        return torch.cat([basis.vectors @ (turned / diagonal), v[-1:] / curvature])
+        inside = basis.vectors @ (turned / diagonal)
+        if basis.others:
+            inside += (v[:-1] - basis.vectors @ turned) / (basis.others * curvature + l2)
+        return torch.cat([inside, v[-1:] / curvature])
 
     return apply
 
