@@ -25,7 +25,7 @@ from diti.representation.features import kept_features
 from diti.representation.networks.encoder import Encoder, build_encoder, given_encoder
 from diti.representation.networks.pixel_axes import GRID
 from diti.representation.solve.collect import Pass, collect
-from diti.representation.solve.look import LOOKED_AT, FeatureMap, Walk, first_look
+from diti.representation.solve.look import LOOKED_AT, FeatureMap, Look, Walk, first_look
 from diti.representation.solve.solution import Evidence, quick_removed
 from diti.representation.solve.stretches import make_stretches
 from diti.representation.solve.sums import Sums
@@ -36,6 +36,8 @@ HELD_OUT = 0.1  # of the training images, where the data has no validation image
 PER_DIM = 4  # images that each dim of z needs at least
 PER_AXIS = 8  # images for each pixel axis
 SHOWN, SHOWN_PER_DIM = 1_024, 4  # images whose reconstructions are looked at, at least, and per dim of z
+
+LOOK, VALIDATED = "look", "validation"  # folders of the state, beside those of the pass
 
 Log = Callable[..., None]
 
@@ -71,7 +73,12 @@ def gather_evidence(
     valid_walk = Walk(dataset, Stream(valid_rows, config.seed, flip=False), seen, device, "solve-valid")
     pixels = pixel_axes_count(config, images, backbone.size)
     whitened = min(max(settings.whitened, config.code_dim), encoder.trunk.features, images // PER_DIM)
-    look = first_look(walk, min(LOOKED_AT, images), backbone.size, pixels, whitened, config.code_dim, config.seed)
+    # Looked again with another number of threads, axes may get other signs, and the sums of a state are on its own.
+    if state is not None and (found := load_state(state / LOOK)) is not None:
+        look = Look.restored(found[0], backbone.size, walk)
+    else:
+        first = min(LOOKED_AT, images)
+        look = first_look(walk, first, backbone.size, pixels, whitened, config.code_dim, config.seed)
     regressors = 1 + pixels + config.code_dim
     stretches = make_stretches(backbone.schedule, min(settings.stretches, backbone.timesteps))
     trunk = encoder.features if settings.lost_in == "features" else None
@@ -151,15 +158,15 @@ def require_features(features: Any, dataset: Dataset) -> np.ndarray:
 
 
 def _validation_sums(job: Pass, walk: Walk, images: int, state: Path | None) -> Sums:
-    """Sums over validation images, computed once for a run that was stopped."""
+    """Sums over validation images, computed once for a run that was stopped; with what the job saw at first."""
     sums = job.new_sums()
-    folder = None if state is None else state / "validation"
-    if folder is not None and (found := load_state(folder)) is not None:
+    if state is not None and (found := load_state(state / VALIDATED)) is not None:
         sums.restore(found[0])
         return sums
     with progress_bar("validation images", images, shown=is_main()) as advance:
         for _ in job.extend(sums, walk, images, advance):
             pass
-    if folder is not None and is_main():
-        save_state(folder, images, sums.state(), {})
+    if state is not None and is_main():  # not earlier: a refusal, such as of a broken backbone, leaves nothing
+        save_state(state / LOOK, len(job.look.phi), job.look.state(), {})
+        save_state(state / VALIDATED, images, sums.state(), {})
     return sums

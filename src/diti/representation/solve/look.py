@@ -5,7 +5,7 @@ Letters: N images looked at, F features of the feature map, E whitened ones (φ)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,19 @@ class Look:
             return self.phi[start:stop].double()
         return self.whitening(walk.features(x, rows).cpu())
 
+    def state(self) -> dict[str, Tensor]:
+        """Everything that was found, by name."""
+        axes = {f"pixel_axes.{name}": tensor for name, tensor in self.pixel_axes.state_dict().items()}
+        return {**vars(self.whitening), "phi": self.phi, **axes}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Tensor], size: int, walk: Walk) -> Look:
+        """What `state` gave, of images of that size, for the same walk."""
+        axes = PixelAxes(size, state["pixel_axes.axes"].shape[1])
+        axes.load_state_dict({name: state[f"pixel_axes.{name}"] for name in axes.state_dict()})
+        whitening = Whitening(*(state[name] for name in ("mean", "std", "axes", "variance")))
+        return cls(axes, whitening, state["phi"], walk)
+
 
 @torch.no_grad()
 def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, dims: int, seed: int) -> Look:
@@ -106,7 +119,9 @@ def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, d
 def whitened(features: Tensor, most: int, least: int, seed: int = 0) -> Whitening:
     """Whitening of features (N, F) to `most` principal components, or as many as they vary in: `least` or more."""
     found = principal_components(features, most, least, seed)
-    return Whitening(found.mean, found.std, found.axes / found.variance.sqrt(), found.variance)
+    # In the order of rows, as a state brings them back: the order in memory decides the last digits of products.
+    axes = (found.axes / found.variance.sqrt()).contiguous()
+    return Whitening(found.mean, found.std, axes, found.variance)
 
 
 def set_pixel_axes(axes: PixelAxes, images: Tensor, seed: int) -> None:
