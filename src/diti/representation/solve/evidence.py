@@ -73,7 +73,7 @@ def gather_evidence(
     valid_walk = Walk(dataset, Stream(valid_rows, config.seed, flip=False), seen, device, "solve-valid")
     pixels = pixel_axes_count(config, images, backbone.size)
     whitened = min(max(settings.whitened, config.code_dim), encoder.trunk.features, images // PER_DIM)
-    # Looked again with another number of threads, axes may get other signs, and the sums of a state are on its own.
+    # Looked again with another number of threads, axes may get other signs, and a state has sums on its own.
     if state is not None and (found := load_state(state / LOOK)) is not None:
         look = Look.restored(found[0], backbone.size, walk)
     else:
