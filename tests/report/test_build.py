@@ -107,6 +107,19 @@ def test_baselines_are_probed_once_and_the_first_edits_come_first(tmp_path, face
     assert [s.command.baselines for s in stages if s.name == "probe"] == [True, False]
 
 
+def test_runs_of_two_folders_that_are_named_alike_are_all_measured(tmp_path, faces, monkeypatch):
+    runs = [make_run(tmp_path / folder / "diti-s0") for folder in ("solved", "trained")] + [
+        make_run(tmp_path / "b")
+    ]
+    names = evidence.distinct_names(runs)
+    assert list(names.values()) == ["solved-diti-s0", "trained-diti-s0", "b"]
+    started = []
+    monkeypatch.setattr(evidence, "run_jobs", lambda jobs, lanes, follow: started.extend(jobs))
+    evidence.measure_runs(runs, faces, "toyfaces:40", Effort(), tmp_path / "logs")
+    assert len(started) == len(plan_stages(runs, faces, "toyfaces:40", Effort()))
+    assert len({job.log for job in started}) == len(started), "each has a log of its own"
+
+
 def test_baselines_come_with_a_run_that_holds_the_backbone(tmp_path, faces):
     runs = [make_run(tmp_path / name, subsets=1, decoder=False) for name in "ab"]
     shutil.rmtree(runs[0] / "unet")  # of a method that keeps no diffusion model: its baselines would be two only

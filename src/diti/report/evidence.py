@@ -106,7 +106,8 @@ def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effo
         stage.forget()
     if not stages:
         return
-    by_name = {f"{stage.run.name}-{stage.name}": stage for stage in stages}
+    labels = distinct_names(runs)
+    by_name = {f"{labels[stage.run]}-{stage.name}": stage for stage in stages}
     jobs = [Job(name, stage.command, logs / f"{name}.txt") for name, stage in by_name.items()]
     faults: dict[str, str] = {}
     with progress_bar("measuring", round(sum(stage.seconds for stage in stages)), unit="s") as advance:
@@ -126,6 +127,17 @@ def measure_runs(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effo
         run_jobs(jobs, lanes(), follow)
     for name, fault in faults.items():
         raise InputError(f"measuring {name} failed ({fault}); see {logs}; the same command tries again")
+
+
+def distinct_names(runs: Sequence[Path]) -> dict[Path, str]:
+    """A name for each run: its folder's, with those above it where runs of several folders are named alike."""
+    found: dict[Path, str] = {}
+    for run in runs:
+        parts = run.resolve().parts
+        others = [other.resolve().parts for other in runs if other.resolve() != run.resolve()]
+        length = next(n for n in range(1, len(parts) + 1) if all(o[-n:] != parts[-n:] for o in others))
+        found[run] = "-".join(part.strip("/") for part in parts[-length:])
+    return found
 
 
 def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effort) -> list[Stage]:
