@@ -221,9 +221,7 @@ class SolutionConfig(Settings):
 
     tau: float = 0.02  # τ: a subset may be seen from where this share of it is lost; smaller keeps more detail
     features_weight: float = 0.5  # α, of what is lost in the backbone's features, beside pixels; 0 = eq. 6 alone
-    lost_in: Literal["pixels", "features"] = (
-        "pixels"  # a dim is lost to a linear map of û, or in z's features of û
-    )
+    lost_in: Literal["pixels", "features"] = "pixels"  # when is a dim lost: to a linear map of û, or in z of û
     axes: Literal["independent", "ordered"] = "independent"  # dims inside a subset: turned by ICA, or as they come
     stretches: int = 16  # S, stretches of time-steps, finer where the model loses most
     pixel_axes: int = 512  # P, principal axes of the pixels, at most; fewer for few images

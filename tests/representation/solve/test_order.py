@@ -94,6 +94,14 @@ def test_what_is_lost_in_features_is_measured_in_units_of_the_images_that_were_l
     torch.testing.assert_close(lost_in_features(shown)(directions)[0], torch.eye(3).double(), atol=1e-9, rtol=0)
 
 
+def test_reconstructions_that_are_all_the_same_show_nothing():
+    sums, _, _ = shown_sums(images=200)
+    nothing = torch.zeros(5, 5).double()
+    shown = [dataclasses.replace(sums.shown(0), hat_hat=nothing, hat_phi=nothing)]
+    found = lost_in_features(shown)(normal(5, 3, seed=9))[0]
+    torch.testing.assert_close(found, torch.eye(3).double(), atol=1e-9, rtol=0)
+
+
 def test_dims_run_from_lost_early_to_lost_late():
     data = explicit()
     directions, lost = kept(data)

@@ -17,6 +17,7 @@ from torch import Tensor
 from diti.representation.solve.keep import Unknown
 from diti.representation.solve.sums import Shown
 
+NOTHING = 1e-12  # variance of codes of reconstructions that are all the same
 ICA_STEPS, ICA_IMAGES = 100, 4_096  # a rotation that is nearly the best is as free as the best one
 
 Lost = Callable[[Tensor], Tensor]  # directions (F, D) of a whitened z → (S, D, D) covariance of what is lost of it
@@ -44,7 +45,7 @@ def lost_in_features(shown: Sequence[Shown]) -> Lost:
         found = []
         for s in shown:
             z_z, hat_hat, hat_z = (directions.T @ m @ directions for m in (s.phi_phi, s.hat_hat, s.hat_phi))
-            gamma = (hat_z.trace() / hat_hat.trace()).clamp(0)
+            gamma = (hat_z.trace() / hat_hat.trace().clamp(min=NOTHING)).clamp(0)
             left = z_z - gamma * (hat_z + hat_z.T) + gamma**2 * hat_hat
             unit = _inverse_root(z_z)  # these images are few: by chance their z is not quite white
             found.append(unit @ left @ unit)
