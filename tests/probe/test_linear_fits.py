@@ -160,16 +160,19 @@ def test_enough_ends_the_path():
 # ---- ridge ----
 
 
-def test_ridge_equals_the_normal_equations_also_with_missing_labels():
+@pytest.mark.parametrize(
+    "dims", [6, 60, 100], ids=["few dims", "fewer images with a label", "more dims than images"]
+)
+def test_ridge_equals_the_normal_equations_also_with_missing_labels(dims):
     rng = numpy_generator(0, "ridge")
-    x, y = rng.normal(size=(80, 6)) + 1, rng.normal(size=(80, 3)) + 5
+    x, y = rng.normal(size=(80, dims)) + 1, rng.normal(size=(80, 3)) + 5
     y[:30, 2] = np.nan
     path = fit.fit_ridge(torch.from_numpy(x).float(), y, np.array([10.0, 1e-3]))
     for i, l2 in enumerate(path.l2):
         for a in range(3):
             seen = np.isfinite(y[:, a])
             design, n = np.column_stack([x[seen], np.ones(seen.sum())]), seen.sum()
-            penalty = n * l2 * np.diag([1.0] * 6 + [0.0])
+            penalty = n * l2 * np.diag([1.0] * dims + [0.0])
             expected = np.linalg.solve(design.T @ design + penalty, design.T @ y[seen, a])
             np.testing.assert_allclose([*path.weights[i, :, a], path.bias[i, a]], expected, atol=1e-5)
 

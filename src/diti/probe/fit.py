@@ -155,20 +155,39 @@ class RidgeMoments:
 
 
 def fit_ridge(x: Tensor, labels: np.ndarray, grid: np.ndarray) -> Path:
-    """Ridge for every penalty of the grid from one eigen-decomposition: w = V (Λ + l2)⁻¹ Vᵀ cross."""
+    """Ridge for every penalty of the grid from one eigen-decomposition, over dims or, where fewer, over images."""
     weights = np.zeros((len(grid), x.shape[1], labels.shape[1]))
     bias = np.zeros((len(grid), labels.shape[1]))
     for rows, columns in label_patterns(labels):
         whole = len(rows) == len(x)
         y = torch.from_numpy(labels[np.ix_(rows, columns)])
-        moments = RidgeMoments.of(x if whole else x[torch.from_numpy(rows)], y)
-        values, vectors = torch.linalg.eigh(moments.cov)
-        turned = vectors.T @ moments.cross
-        for i, l2 in enumerate(grid):
-            w = vectors @ (turned / (values.clamp(min=0) + l2)[:, None])
-            weights[i][:, columns] = w.numpy()
-            bias[i, columns] = (moments.mean_y - moments.mean_x @ w).numpy()
+        seen = x if whole else x[torch.from_numpy(rows)]
+        solutions = _ridge_over_images if len(seen) < x.shape[1] else _ridge_over_dims
+        for i, (w, b) in enumerate(solutions(seen, y, grid)):
+            weights[i][:, columns], bias[i, columns] = w.numpy(), b.numpy()
     return Path(grid, weights, bias, np.zeros_like(bias))
+
+
+def _ridge_over_dims(x: Tensor, y: Tensor, grid: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+    """Weights (D, A) and bias (A,) for each penalty: w = V (Λ + l2)⁻¹ Vᵀ cross, with cov = V Λ Vᵀ."""
+    moments = RidgeMoments.of(x, y)
+    values, vectors = torch.linalg.eigh(moments.cov)
+    turned = vectors.T @ moments.cross
+    for l2 in grid:
+        w = vectors @ (turned / (values.clamp(min=0) + l2)[:, None])
+        yield w, moments.mean_y - moments.mean_x @ w
+
+
+def _ridge_over_images(x: Tensor, y: Tensor, grid: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same with centred X and Y of fewer images than dims: w = Xᵀ U (Λ + l2)⁻¹ Uᵀ Y / n, XXᵀ / n = U Λ Uᵀ."""
+    x, y = x.double(), y.double()
+    mean_x, mean_y = x.mean(0), y.mean(0)
+    x = x - mean_x
+    values, vectors = torch.linalg.eigh(x @ x.T / len(x))
+    turned = vectors.T @ (y - mean_y) / len(x)
+    for l2 in grid:
+        w = x.T @ (vectors @ (turned / (values.clamp(min=0) + l2)[:, None]))
+        yield w, mean_y - mean_x @ w
 
 
 # ---- logistic regression ----
@@ -184,6 +203,11 @@ class Basis:
     vectors: Tensor  # (D, R) float64
     values: Tensor  # (R,) variances, all > 0
     others: float = 0.0  # mean variance of the axes that are not in it; 0 = weights along these do not move
+
+    @classmethod
+    def suited(cls, x: Tensor) -> Basis:
+        """Of features (N, D): the whole basis, or the first axes of very many dims."""
+        return cls.first(x) if x.shape[1] > MANY_DIMS else cls.of(gram_matrix(x))
 
     @classmethod
     def of(cls, gram: Tensor, dims: Tensor | None = None) -> Basis:
@@ -232,8 +256,7 @@ def fit_logistic(
     sees each fit and may end the path: with many dims the weakest penalties take longest and help least.
     """
     many = x.shape[1] > MANY_DIMS
-    if basis is None:
-        basis = Basis.first(x) if many else Basis.of(gram_matrix(x))
+    basis = basis or Basis.suited(x)
     problem = _Logistic.of(x, labels)
     theta = problem.constant_model() if start is None else start.clone()
     fits, norms = [], []
@@ -420,7 +443,7 @@ def fit_cross_validated(
     x: Tensor, labels: np.ndarray, binary: bool, folds: np.ndarray, grid: np.ndarray
 ) -> Linear:
     """Each attribute with the penalty of the lowest held-out loss over `folds` (N, A), refitted to all images."""
-    basis = Basis.of(gram_matrix(x)) if binary else None
+    basis = Basis.suited(x) if binary else None
     loss = held_out_loss(x, labels, binary, folds, grid, basis)
     return fit_path(x, labels, binary, grid, basis).at(np.argmin(loss, axis=0))
 
