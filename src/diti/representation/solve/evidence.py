@@ -60,43 +60,22 @@ def gather_evidence(
 ) -> Evidence:
     """Look, then pass over the images. state: folder to continue from. log: told how the rule went."""
     train_rows, valid_rows = split_rows(dataset, config.seed)
-    images, settings = len(train_rows), config.solution
+    images, settings, dims = len(train_rows), config.solution, config.code_dim
     require_images(config, images, backbone.size)
-    device = next(backbone.parameters()).device
-    # Given features are those of the images as they are, not of their mirror images.
-    flip = config.flip and features is None
-    known = features
-    if features is None and not (flip and encoder.tells_sides):
-        known = kept_features(encoder, dataset)
-    seen = feature_map(encoder, known)
-    walk = Walk(dataset, Stream(train_rows, config.seed, flip=flip), seen, device, "solve-train")
-    valid_walk = Walk(dataset, Stream(valid_rows, config.seed, flip=False), seen, device, "solve-valid")
-    pixels = pixel_axes_count(config, images, backbone.size)
-    whitened = min(max(settings.whitened, config.code_dim), encoder.trunk.features, images // PER_DIM)
-    # Looked again with another number of threads, axes may get other signs, and a state has sums on its own.
-    if state is not None and (found := load_state(state / LOOK)) is not None:
-        look = Look.restored(found[0], backbone.size, walk)
-    else:
-        first = min(LOOKED_AT, images)
-        look = first_look(walk, first, backbone.size, pixels, whitened, config.code_dim, config.seed)
-    regressors = 1 + pixels + config.code_dim
+    walk, valid_walk = _walks(config, backbone, dataset, encoder, features, (train_rows, valid_rows))
+    look = _looked(config, encoder, backbone.size, walk, images, state)
     stretches = make_stretches(backbone.schedule, min(settings.stretches, backbone.timesteps))
     trunk = encoder.features if settings.lost_in == "features" else None
-    shown = max(SHOWN, SHOWN_PER_DIM * config.code_dim)
-    job = Pass(backbone, stretches, look, config.seed, trunk, shown)
+    job = Pass(backbone, stretches, look, config.seed, trunk, shown_images=max(SHOWN, SHOWN_PER_DIM * dims))
     valid = _validation_sums(job, valid_walk, min(VALIDATION, DRAWS_OF_ONE * len(valid_rows)), state)
+
+    def removed(sums: Sums) -> float:
+        return quick_removed(Evidence(stretches, look, sums, valid), dims, settings.features_weight)
+
     train = collect(
-        job,
-        walk,
-        lambda sums: quick_removed(
-            Evidence(stretches, look, sums, valid), config.code_dim, settings.features_weight
-        ),
-        regressors=regressors,
-        images=config.images,
-        tolerance=settings.tolerance,
-        state=state,
-        log=log,
-    )
+        job, walk, removed, regressors=1 + pixel_axes_count(config, images, backbone.size) + dims,
+        images=config.images, tolerance=settings.tolerance, state=state, log=log,
+    )  # fmt: skip
     return Evidence(stretches, look, train, valid)
 
 
@@ -155,6 +134,40 @@ def require_features(features: Any, dataset: Dataset) -> np.ndarray:
     if not np.isfinite(array).all():
         raise InputError("some of the given features are not finite; replace them before solving")
     return array
+
+
+def _walks(
+    config: SolveConfig,
+    backbone: Backbone,
+    dataset: Dataset,
+    encoder: Encoder,
+    features: np.ndarray | None,
+    rows: tuple[np.ndarray, np.ndarray],
+) -> tuple[Walk, Walk]:
+    """Over training and validation images, with what is seen in them: computed once where mirroring allows it."""
+    device = next(backbone.parameters()).device
+    # Given features are those of the images as they are, not of their mirror images.
+    flip = config.flip and features is None
+    if features is None and not (flip and encoder.tells_sides):
+        features = kept_features(encoder, dataset)
+    seen = feature_map(encoder, features)
+    train, valid = Stream(rows[0], config.seed, flip=flip), Stream(rows[1], config.seed, flip=False)
+    return (
+        Walk(dataset, train, seen, device, "solve-train"),
+        Walk(dataset, valid, seen, device, "solve-valid"),
+    )
+
+
+def _looked(config: SolveConfig, encoder: Encoder, size: int, walk: Walk, images: int, state: Path | None) -> Look:
+    """The first look at some training images, or that of a run that was stopped.
+
+    Looked again with another number of threads, axes may get other signs, and a state has sums on its own.
+    """
+    if state is not None and (found := load_state(state / LOOK)) is not None:
+        return Look.restored(found[0], size, walk)
+    whitened = min(max(config.solution.whitened, config.code_dim), encoder.trunk.features, images // PER_DIM)
+    pixels = pixel_axes_count(config, images, size)
+    return first_look(walk, min(LOOKED_AT, images), size, pixels, whitened, config.code_dim, config.seed)
 
 
 def _validation_sums(job: Pass, walk: Walk, images: int, state: Path | None) -> Sums:
