@@ -56,6 +56,9 @@ def test_everything_at_once_on_the_command_line(folder, faces, tmp_path, diti_he
     assert record["against"]["probe"]["rows"] == record["probe"]["rows"], "the same model must score the same"
     assert np.shape(record["subsets"]["alone"]) == (4, len(rows)) == np.shape(record["cumulative"]["early"])
     assert record["few_shot"]["counts"] == [10, 100]
+    assert len(record["baselines"]) > 2
+    for item in record["baselines"]:
+        assert np.shape(item["few_shot"]["mean_ap"]) == (2, 2), "each baseline with as few labels as z"
     assert record["disentanglement"]["reductions"] and record["reconstruction"]["inferred"]["images"] == 4
     assert record["data"]["hash"] and record["versions"]["torch"] and record["seed"] == 0
     assert record["command"].startswith("diti probe")
@@ -67,7 +70,8 @@ def test_everything_at_once_on_the_command_line(folder, faces, tmp_path, diti_he
         "PCA of pixels",
         "chance",
         "hat",
-        "with few labels",
+        "mean AP with few labels",
+        "mean r with few labels",
         "reconstruction of",
         "next:",
     ):

@@ -160,19 +160,16 @@ def test_enough_ends_the_path():
 # ---- ridge ----
 
 
-@pytest.mark.parametrize(
-    "dims", [6, 60, 100], ids=["few dims", "fewer images with a label", "more dims than images"]
-)
-def test_ridge_equals_the_normal_equations_also_with_missing_labels(dims):
+def test_ridge_equals_the_normal_equations_also_with_missing_labels():
     rng = numpy_generator(0, "ridge")
-    x, y = rng.normal(size=(80, dims)) + 1, rng.normal(size=(80, 3)) + 5
+    x, y = rng.normal(size=(80, 6)) + 1, rng.normal(size=(80, 3)) + 5
     y[:30, 2] = np.nan
     path = fit.fit_ridge(torch.from_numpy(x).float(), y, np.array([10.0, 1e-3]))
     for i, l2 in enumerate(path.l2):
         for a in range(3):
             seen = np.isfinite(y[:, a])
             design, n = np.column_stack([x[seen], np.ones(seen.sum())]), seen.sum()
-            penalty = n * l2 * np.diag([1.0] * dims + [0.0])
+            penalty = n * l2 * np.diag([1.0] * 6 + [0.0])
             expected = np.linalg.solve(design.T @ design + penalty, design.T @ y[seen, a])
             np.testing.assert_allclose([*path.weights[i, :, a], path.bias[i, a]], expected, atol=1e-5)
 
@@ -204,10 +201,11 @@ def test_sums_in_chunks_are_those_of_numpy(monkeypatch):
 GRID = 10.0 ** np.arange(1, -5, -1)
 
 
+@pytest.mark.parametrize("dims", [40, 90], ids=["more images", "more dims"])
 @pytest.mark.parametrize("binary", [True, False])
-def test_chosen_penalty_is_the_one_that_scikit_learn_finds_best_on_valid(binary):
+def test_chosen_penalty_is_the_one_that_scikit_learn_finds_best_on_valid(binary, dims):
     rng = numpy_generator(0, "choice")
-    x, xv = (rng.normal(size=(n, 40)) for n in (60, 500))
+    x, xv = (rng.normal(size=(n, dims)) for n in (60, 500))
     y, yv = (v[:, 0] + rng.normal(size=len(v)) for v in (x, xv))
     if binary:
         y, yv = ((v > 0).astype(float) for v in (y, yv))
@@ -246,6 +244,31 @@ def test_cross_validated_penalty_is_that_of_a_loop_over_folds(binary):
     np.testing.assert_allclose(got, loss, rtol=1e-3)
     chosen = fit.fit_cross_validated(tensor(x), y, binary, folds, GRID)
     assert chosen.l2.tolist() == GRID[loss.argmin(0)].tolist()
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_fewer_images_than_dims_are_fitted_in_their_span_to_the_same_model(binary):
+    """Oracle: the same choice in all dims, without a span, also with missing labels."""
+    rng = numpy_generator(0, "span")
+    x = rng.normal(size=(50, 80)) + 0.5
+    y = x[:, :2] + rng.normal(size=(50, 2))
+    y = (y > 0.5).astype(float) if binary else y
+    y[:20, 1] = np.nan
+    folds, grid = np.arange(50)[:, None] % [4, 3], GRID[:4]
+    chosen = fit.fit_cross_validated(tensor(x), y, binary, folds, grid)
+    loss = fit.held_out_loss(tensor(x), y, binary, folds, grid, None)
+    assert chosen.l2.tolist() == grid[loss.argmin(0)].tolist()
+    whole = fit.fit_path(tensor(x), y, binary, grid).at(loss.argmin(0))
+    np.testing.assert_allclose(chosen.weights, whole.weights, atol=1e-3)
+    np.testing.assert_allclose(chosen.bias, whole.bias, atol=1e-3)
+
+
+def test_a_span_holds_its_images_and_is_for_fewer_images_than_dims_only():
+    x = tensor(numpy_generator(0, "axes").normal(size=(5, 9)))
+    span = fit.Span.of(x)
+    assert span.inside(x).shape == (5, 5)
+    np.testing.assert_allclose(span.inside(x) @ span.axes.float().T, x, atol=1e-5)
+    assert fit.Span.of(x.T) is None and fit.Span.of(x[:, :5]) is None
 
 
 # ---- the authors' probe ----

@@ -59,15 +59,8 @@ def _attributes(probe: dict[str, Any]) -> Table:
 def _more(record: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
     """Titles and cells of the tables that were asked for, the heads first."""
     found = []
-    if few := record.get("few_shot"):
-        heads = [f"{count:,} labels" for count in few["counts"]]
-        kinds = [(name, few[key]) for name, key in (("mean AP", "mean_ap"), ("mean r", "mean_r"))]
-        rows = [
-            [name, *(f"{m:.3f} ± {s:.3f}" for m, s in values)]
-            for name, values in kinds
-            if values[0][0] is not None
-        ]
-        found.append(("with few labels", [heads, *rows]))
+    if "few_shot" in record:
+        found += _few_labels(record)
     if scores := record.get("disentanglement"):
         reductions = scores["reductions"]
         names = list(next(iter(reductions.values()))["scores"])
@@ -83,6 +76,19 @@ def _more(record: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
         found.append(
             (f"reconstruction of {again['inferred']['images']} test images, x_T", [["MSE", "PSNR", "SSIM"], *rows])
         )
+    return found
+
+
+def _few_labels(record: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
+    """A table for AP and one for r, of what was probed: z and its baselines by the number of labels."""
+    probed = {"z": record["few_shot"]}
+    probed |= {item["name"]: item["few_shot"] for item in record.get("baselines", ()) if "few_shot" in item}
+    heads = [f"{count:,} labels" for count in record["few_shot"]["counts"]]
+    found = []
+    for title, key in (("mean AP", "mean_ap"), ("mean r", "mean_r")):
+        if record["few_shot"][key][0][0] is not None:
+            rows = [[name, *(f"{m:.3f} ± {s:.3f}" for m, s in few[key])] for name, few in probed.items()]
+            found.append((f"{title} with few labels", [heads, *rows]))
     return found
 
 

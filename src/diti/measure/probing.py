@@ -195,7 +195,7 @@ class ProbeStudy:
         if options.subsets and self.model.partition.subsets > 1:
             record |= self.subsets()
         if options.few_shot:
-            record["few_shot"] = few_shot(*self._task, options.few_shot, options.seed).record()
+            record["few_shot"] = self.few_labels(self.codes)
         if options.disentanglement:
             record["disentanglement"] = self.disentanglement()
         if options.reconstruct:
@@ -224,9 +224,17 @@ class ProbeStudy:
         for name, features in baselines(
             source, self.dataset, dims, options.seed, options.wide_baseline, sees_backbone(self.model)
         ):
-            record = self.labels.probe(features, self.options.seed).record()
-            found.append({"name": name, "probe": record})
+            item = {"name": name, "probe": self.labels.probe(features, options.seed).record()}
+            found.append(item | ({"few_shot": self.few_labels(features)} if options.few_shot else {}))
         return found
+
+    def few_labels(self, features: np.ndarray) -> dict[str, Any]:
+        """What the probe finds in features (N, F) with only so many labels."""
+        labels, options = self.labels, self.options
+        return few_shot(
+            features, labels.values, labels.names, labels.binary, labels.splits,
+            options.few_shot, options.seed, progress=True,
+        ).record()  # fmt: skip
 
     def against(self, result: ProbeResult) -> dict[str, Any]:
         """The probe of another model, or of an earlier run, and what differs (figure 4)."""

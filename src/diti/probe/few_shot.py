@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from diti.core.errors import InputError
+from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
 from diti.probe.fit import Standard, fit_cross_validated, label_patterns
 from diti.probe.scores import average_precision, pearson
@@ -74,6 +75,7 @@ def few_shot(
     counts: Sequence[int] = (10, 100, 1000),
     seed: int = 0,
     repeats: int = 5,
+    progress: bool = False,
 ) -> FewShotResult:
     """Fit to `counts` labelled training images, drawn anew in each repeat, and score the test images.
 
@@ -86,12 +88,12 @@ def few_shot(
     standard = Standard.of(features, splits.train)
     x, test = standard.apply(features, splits.train), standard.apply(features, splits.test)
     y, truth = task.labels[splits.train], task.labels[splits.test]
-    found = np.array(  # (C, repeats, A)
-        [
-            [_one_draw(task, x, y, test, truth, count, seed, repeat) for repeat in range(repeats)]
-            for count in counts
-        ]
-    )
+    found = np.zeros((len(counts), repeats, len(task.names)))
+    with progress_bar("few labels", found[..., 0].size, unit="draws", shown=progress) as advance:
+        for c, count in enumerate(counts):
+            for repeat in range(repeats):
+                found[c, repeat] = _one_draw(task, x, y, test, truth, count, seed, repeat)
+                advance()
     ap, r = (_mean_of_kind(found[:, :, task.binary == kind]) for kind in (True, False))
     both = _mean_and_spread(np.swapaxes(found, 1, 2))
     text = (

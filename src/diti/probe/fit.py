@@ -10,6 +10,7 @@ with the mean over the images that have the label, and b free of the penalty. Sc
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -155,39 +156,20 @@ class RidgeMoments:
 
 
 def fit_ridge(x: Tensor, labels: np.ndarray, grid: np.ndarray) -> Path:
-    """Ridge for every penalty of the grid from one eigen-decomposition, over dims or, where fewer, over images."""
+    """Ridge for every penalty of the grid from one eigen-decomposition: w = V (Λ + l2)⁻¹ Vᵀ cross."""
     weights = np.zeros((len(grid), x.shape[1], labels.shape[1]))
     bias = np.zeros((len(grid), labels.shape[1]))
     for rows, columns in label_patterns(labels):
         whole = len(rows) == len(x)
         y = torch.from_numpy(labels[np.ix_(rows, columns)])
-        seen = x if whole else x[torch.from_numpy(rows)]
-        solutions = _ridge_over_images if len(seen) < x.shape[1] else _ridge_over_dims
-        for i, (w, b) in enumerate(solutions(seen, y, grid)):
-            weights[i][:, columns], bias[i, columns] = w.numpy(), b.numpy()
+        moments = RidgeMoments.of(x if whole else x[torch.from_numpy(rows)], y)
+        values, vectors = torch.linalg.eigh(moments.cov)
+        turned = vectors.T @ moments.cross
+        for i, l2 in enumerate(grid):
+            w = vectors @ (turned / (values.clamp(min=0) + l2)[:, None])
+            weights[i][:, columns] = w.numpy()
+            bias[i, columns] = (moments.mean_y - moments.mean_x @ w).numpy()
     return Path(grid, weights, bias, np.zeros_like(bias))
-
-
-def _ridge_over_dims(x: Tensor, y: Tensor, grid: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-    """Weights (D, A) and bias (A,) for each penalty: w = V (Λ + l2)⁻¹ Vᵀ cross, with cov = V Λ Vᵀ."""
-    moments = RidgeMoments.of(x, y)
-    values, vectors = torch.linalg.eigh(moments.cov)
-    turned = vectors.T @ moments.cross
-    for l2 in grid:
-        w = vectors @ (turned / (values.clamp(min=0) + l2)[:, None])
-        yield w, moments.mean_y - moments.mean_x @ w
-
-
-def _ridge_over_images(x: Tensor, y: Tensor, grid: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same with centred X and Y of fewer images than dims: w = Xᵀ U (Λ + l2)⁻¹ Uᵀ Y / n, XXᵀ / n = U Λ Uᵀ."""
-    x, y = x.double(), y.double()
-    mean_x, mean_y = x.mean(0), y.mean(0)
-    x = x - mean_x
-    values, vectors = torch.linalg.eigh(x @ x.T / len(x))
-    turned = vectors.T @ (y - mean_y) / len(x)
-    for l2 in grid:
-        w = x.T @ (vectors @ (turned / (values.clamp(min=0) + l2)[:, None]))
-        yield w, mean_y - mean_x @ w
 
 
 # ---- logistic regression ----
@@ -404,6 +386,30 @@ def _line_search(data: _Logistic, logits: Tensor, theta: Tensor, step: Tensor, s
     return torch.where(bad, 0.0, length)
 
 
+# ---- fewer images than dims ----
+
+
+@dataclass(frozen=True)
+class Span:
+    """An orthonormal basis of what images span. No penalised fit to them has weights outside of it (representer
+    theorem), so that N images with more than N dims are fitted in N dims, to the same model."""
+
+    axes: Tensor  # (D, N) float64
+
+    @classmethod
+    def of(cls, x: Tensor) -> Span | None:
+        """Of features (N, D); None where dims are no more than images."""
+        return cls(torch.linalg.qr(x.double().T)[0]) if len(x) < x.shape[1] else None
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Features (M, D) in these axes: float32 (M, N)."""
+        return x @ self.axes.float()
+
+    def outside(self, fit: Linear) -> Linear:
+        """A fit of N dims as one of all D."""
+        return dataclasses.replace(fit, weights=self.axes.numpy() @ fit.weights)
+
+
 # ---- choice of the penalty ----
 
 
@@ -424,6 +430,9 @@ def fit_chosen_on(
 
     The path from strong to weak ends when STALE penalties in a row were best for no attribute.
     """
+    if span := Span.of(x):
+        seen = (span.inside(valid[0]), valid[1])
+        return span.outside(fit_chosen_on(span.inside(x), labels, binary, seen, grid))
     found: list[np.ndarray] = []
 
     def past_the_best(fit: Linear) -> bool:
@@ -443,6 +452,8 @@ def fit_cross_validated(
     x: Tensor, labels: np.ndarray, binary: bool, folds: np.ndarray, grid: np.ndarray
 ) -> Linear:
     """Each attribute with the penalty of the lowest held-out loss over `folds` (N, A), refitted to all images."""
+    if span := Span.of(x):
+        return span.outside(fit_cross_validated(span.inside(x), labels, binary, folds, grid))
     basis = Basis.suited(x) if binary else None
     loss = held_out_loss(x, labels, binary, folds, grid, basis)
     return fit_path(x, labels, binary, grid, basis).at(np.argmin(loss, axis=0))
