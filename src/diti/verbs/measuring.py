@@ -46,7 +46,7 @@ class Probe:
     protocol: Literal["converged", "paper"] = "converged"
     """converged: L2 chosen on validation images, fitted to the optimum; paper: the authors' 15 epochs of Adam."""
     against: Name = None  # another model, or the JSON of an earlier probe, to compare attribute by attribute
-    few_shot: CommaList = ""  # also with only so many labels, such as 10,100,1000
+    few_shot: CommaList = ""  # z and the baselines also with only so many labels, such as 10,100,1000
     baselines: bool = True  # also probe PCA of pixels, a random encoder and PCA of the frozen backbone's features
     wide_baseline: bool = False  # also all of those features, thousands of dims: minutes
     subsets: bool = True  # also the subset × attribute matrix, and the score against the number of subsets
