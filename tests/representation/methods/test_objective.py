@@ -9,6 +9,7 @@ from diti.core.runs import RunFolder
 from diti.diffusion.pretrain import denoising_loss
 from diti.representation.methods import checks
 from diti.representation.methods.diti import Reconstruction, draw_time, reconstruction_loss, time_chances
+from diti.representation.networks.encoder import given_encoder
 from diti.representation.partition import Partition
 
 IMAGES = torch.rand(6, 3, 16, 16, generator=torch_generator(0, "images")) * 2 - 1
@@ -127,6 +128,17 @@ def test_time_steps_follow_their_chances():
     chances = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
     t, _ = draw_time(Draws(1, 0, 20_000), 3, chances)
     assert np.allclose(torch.bincount(t, minlength=3) / 20_000, chances, atol=0.015)
+
+
+@pytest.mark.parametrize(("features", "share"), [(2_560, 1), (5_120, 1 / 2), (10_240, 1 / 4), (64, 1)])
+def test_a_step_moves_z_no_farther_over_more_features(model, features, share):
+    """Adam moves every weight by the rate, so that z moves by up to rate times features."""
+    encoder = given_encoder(16, model.dims, features)
+    objective = Reconstruction(encoder, model.decoder, model.partition, encoder_rate=0.1)
+    assert objective.rate_factor("encoder.head.weight") == pytest.approx(0.1 * share)
+    assert objective.rate_factor("encoder.head.bias") == pytest.approx(0.1 * share)
+    assert objective.rate_factor("encoder.trunk.conv.weight") == 0.1, "a trunk that is fine-tuned"
+    assert objective.rate_factor("decoder.path.conv_out.weight") == 1
 
 
 def test_the_encoder_learns_at_its_share_of_the_rate(model, tmp_path):

@@ -23,6 +23,7 @@ from diti.representation.models.model import BATCH, EncodeOnly, Model, inference
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.partition import Partition
 
+USUAL_FEATURES = 2_560  # of a down path; a head over no more of them learns at the encoder's rate
 HEAD_IMAGES = 4_096  # training images from which the head of a `backbone` encoder is fitted
 CHECKED_IMAGES, CHECKED_BATCH, SEED = 1_024, 128, 0  # of the validation loss
 
@@ -59,8 +60,15 @@ class EncoderObjective(Objective):
         """z (B,D) of the images as they are."""
         return self.encoder.code(self.features(images, draws))
 
+    @property
+    def head_rate(self) -> float:
+        """Adam moves every weight alike, so that a head over more features would move z more with every step."""
+        return self.encoder_rate * min(1.0, USUAL_FEATURES / self.encoder.head.in_features)
+
     def rate_factor(self, name: str) -> float:
         """An encoder that starts from what the backbone knows must not lose it: it learns more slowly."""
+        if name.startswith("encoder.head."):
+            return self.head_rate
         return self.encoder_rate if name.startswith("encoder.") else 1.0
 
 
