@@ -131,9 +131,9 @@ def test_time_steps_follow_their_chances():
 
 
 @pytest.mark.parametrize(("features", "share"), [(2_560, 1), (5_120, 1 / 2), (10_240, 1 / 4), (64, 1)])
-def test_a_step_moves_z_no_farther_over_more_features(model, features, share):
-    """Adam moves every weight by the rate, so that z moves by up to rate times features."""
-    encoder = given_encoder(16, model.dims, features)
+def test_a_head_of_more_weights_learns_more_slowly(model, features, share):
+    """Adam moves every weight by the rate: all together they move by rate times weights."""
+    encoder = given_encoder(16, 128, features)
     objective = Reconstruction(encoder, model.decoder, model.partition, encoder_rate=0.1)
     assert objective.rate_factor("encoder.head.weight") == pytest.approx(0.1 * share)
     assert objective.rate_factor("encoder.head.bias") == pytest.approx(0.1 * share)

@@ -23,7 +23,7 @@ from diti.representation.models.model import BATCH, EncodeOnly, Model, inference
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.partition import Partition
 
-USUAL_FEATURES = 2_560  # of a down path; a head over no more of them learns at the encoder's rate
+USUAL_WEIGHTS = 2_560 * 128  # features times dims: a head of no more weights learns at the encoder's rate
 HEAD_IMAGES = 4_096  # training images from which the head of a `backbone` encoder is fitted
 CHECKED_IMAGES, CHECKED_BATCH, SEED = 1_024, 128, 0  # of the validation loss
 
@@ -62,8 +62,8 @@ class EncoderObjective(Objective):
 
     @property
     def head_rate(self) -> float:
-        """Adam moves every weight alike, so that a head over more features would move z more with every step."""
-        return self.encoder_rate * min(1.0, USUAL_FEATURES / self.encoder.head.in_features)
+        """Adam moves every weight alike, so that the more of them there are, the more each step shakes z."""
+        return self.encoder_rate * min(1.0, USUAL_WEIGHTS / self.encoder.head.weight.numel())
 
     def rate_factor(self, name: str) -> float:
         """An encoder that starts from what the backbone knows must not lose it: it learns more slowly."""
