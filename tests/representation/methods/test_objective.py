@@ -130,11 +130,13 @@ def test_time_steps_follow_their_chances():
     assert np.allclose(torch.bincount(t, minlength=3) / 20_000, chances, atol=0.015)
 
 
-@pytest.mark.parametrize(("features", "share"), [(2_560, 1), (5_120, 1 / 2), (10_240, 1 / 4), (64, 1)])
-def test_a_head_of_more_weights_learns_more_slowly(model, features, share):
+@pytest.mark.parametrize(
+    ("features", "solved", "share"), [(2_560, True, 1), (10_240, True, 1 / 4), (64, True, 1), (10_240, False, 1)]
+)
+def test_a_solved_head_of_many_weights_learns_more_slowly(model, features, solved, share):
     """Adam moves every weight by the rate: all together they move by rate times weights."""
     encoder = given_encoder(16, 128, features)
-    objective = Reconstruction(encoder, model.decoder, model.partition, encoder_rate=0.1)
+    objective = Reconstruction(encoder, model.decoder, model.partition, encoder_rate=0.1, starts_solved=solved)
     assert objective.rate_factor("encoder.head.weight") == pytest.approx(0.1 * share)
     assert objective.rate_factor("encoder.head.bias") == pytest.approx(0.1 * share)
     assert objective.rate_factor("encoder.trunk.conv.weight") == 0.1, "a trunk that is fine-tuned"

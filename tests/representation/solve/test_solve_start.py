@@ -77,6 +77,14 @@ def test_it_begins_as_the_solution_and_then_reads_it_from_the_cache(solved, back
     assert len(list((cache_folder() / "solved").iterdir())) == 1
 
 
+def test_a_large_solved_head_is_not_shaken(backbone, dataset, monkeypatch):
+    first = build(backbone, dataset)
+    monkeypatch.setattr(objective, "USUAL_WEIGHTS", first.encoder.head.weight.numel() / 4)
+    assert build(backbone, dataset).rate_factor("encoder.head.weight") == CONFIG.code.encoder_rate / 4
+    unsolved = build(backbone, dataset, start="copy", partition="balanced")
+    assert unsolved.rate_factor("encoder.head.weight") == CONFIG.code.encoder_rate
+
+
 @pytest.mark.parametrize("method", ["diti", "pdae"])
 def test_what_diti_solve_found_is_not_solved_again(method, backbone, dataset, monkeypatch, tmp_path):
     monkeypatch.setenv("DITI_CACHE", str(tmp_path))

@@ -23,7 +23,6 @@ from diti.representation.models.model import BATCH, EncodeOnly, Model, inference
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.partition import Partition
 
-USUAL_WEIGHTS = 2_560 * 128  # features times dims: a head of no more weights learns at the encoder's rate
 HEAD_IMAGES = 4_096  # training images from which the head of a `backbone` encoder is fitted
 CHECKED_IMAGES, CHECKED_BATCH, SEED = 1_024, 128, 0  # of the validation loss
 
@@ -60,15 +59,8 @@ class EncoderObjective(Objective):
         """z (B,D) of the images as they are."""
         return self.encoder.code(self.features(images, draws))
 
-    @property
-    def head_rate(self) -> float:
-        """Adam moves every weight alike, so that the more of them there are, the more each step shakes z."""
-        return self.encoder_rate * min(1.0, USUAL_WEIGHTS / self.encoder.head.weight.numel())
-
     def rate_factor(self, name: str) -> float:
         """An encoder that starts from what the backbone knows must not lose it: it learns more slowly."""
-        if name.startswith("encoder.head."):
-            return self.head_rate
         return self.encoder_rate if name.startswith("encoder.") else 1.0
 
 

@@ -31,6 +31,7 @@ from diti.representation.networks.shift import ShiftDecoder, weighted_loss
 from diti.representation.partition import Partition, make_partition
 from diti.representation.solve.start import solved_start
 
+USUAL_WEIGHTS = 2_560 * 128  # features times dims: a solved head of no more weights learns at the encoder's rate
 CURVE_IMAGES, CURVE_BINS = 2_048, 50  # for the loss by time-step that adaptive choices are made from
 
 
@@ -46,10 +47,15 @@ class Reconstruction(EncoderObjective):
         detach: bool = False,
         time_chances: Tensor | None = None,
         encoder_rate: float = 1.0,
+        starts_solved: bool = False,
     ) -> None:
         super().__init__(encoder, encoder_rate)
+        self.head_rate = encoder_rate * (solved_head_share(encoder) if starts_solved else 1.0)
         self.decoder, self.partition = decoder, partition
         self.detach, self.time_chances = detach, time_chances
+
+    def rate_factor(self, name: str) -> float:
+        return self.head_rate if name.startswith("encoder.head.") else super().rate_factor(name)
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         t, weight = draw_time(draws, self.partition.timesteps, self.time_chances)
@@ -61,6 +67,14 @@ class Reconstruction(EncoderObjective):
         return LossReport(
             total=(weight * loss).mean(), per_image=loss, time_share=t.float() / self.partition.timesteps
         )
+
+
+def solved_head_share(encoder: Encoder) -> float:
+    """Share of the encoder's rate for a solved head, which fast steps would undo before the decoder can gain.
+
+    Adam moves every weight alike, so that the more of them there are, the more each step shakes z.
+    """
+    return min(1.0, USUAL_WEIGHTS / encoder.head.weight.numel())
 
 
 def reconstruction_loss(decoder: ShiftDecoder, images: Tensor, t: Tensor, noise: Tensor, z: Tensor) -> Tensor:
@@ -113,6 +127,7 @@ def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> R
         detach=config.detach,
         time_chances=chances,
         encoder_rate=encoder_rate(config),
+        starts_solved=config.start == "solved",
     )
 
 

@@ -82,7 +82,7 @@ class TotalCorrelationVAE(EncoderObjective):
 
     def rate_factor(self, name: str) -> float:
         """The variances are read from the same features as z, and learn as slowly."""
-        return self.head_rate if name.startswith("log_var_head.") else super().rate_factor(name)
+        return self.encoder_rate if name.startswith("log_var_head.") else super().rate_factor(name)
 
     def posterior(self, images: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Mean and log variance (B, D) of q(z|x); the trunk runs once."""
