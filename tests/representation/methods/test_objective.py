@@ -131,7 +131,7 @@ def test_time_steps_follow_their_chances():
 
 
 @pytest.mark.parametrize(
-    ("features", "solved", "share"), [(2_560, True, 1), (10_240, True, 1 / 4), (64, True, 1), (10_240, False, 1)]
+    ("features", "solved", "share"), [(2_560, True, 1), (10_240, True, 1 / 4), (256, True, 1), (10_240, False, 1)]
 )
 def test_a_solved_head_of_many_weights_learns_more_slowly(model, features, solved, share):
     """Adam moves every weight by the rate: all together they move by rate times weights."""
