@@ -222,6 +222,16 @@ def test_chosen_penalty_is_the_one_that_scikit_learn_finds_best_on_valid(binary,
     np.testing.assert_allclose(chosen.weights[:, 0], oracle.coef_.ravel(), atol=1e-3)
 
 
+def test_very_many_dims_are_not_fitted_with_the_weakest_penalties(monkeypatch):
+    x, y = planted("weakest", attributes=2)
+    for name, value in {"MANY_DIMS": 9, "FIRST": 4, "WEAKEST_OF_MANY": 0.1}.items():
+        monkeypatch.setattr(fit, name, value)
+    chosen = fit.fit_chosen_on(tensor(x), y, True, (tensor(x), y), GRID)
+    assert chosen.l2.min() >= 0.1
+    monkeypatch.setattr(fit, "MANY_DIMS", 10)
+    assert fit.fit_chosen_on(tensor(x), y, True, (tensor(x), y), GRID).l2.min() < 0.1
+
+
 @pytest.mark.parametrize("binary", [True, False])
 def test_cross_validated_penalty_is_that_of_a_loop_over_folds(binary):
     rng = numpy_generator(0, "cross")

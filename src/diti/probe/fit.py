@@ -32,6 +32,7 @@ ONE_CLASS = 1e-12  # share of positives that stands for none: the fit is then co
 NEWTON_STEPS, CG_STEPS, HALVINGS = 60, 60, 30
 PAPER_EPOCHS, PAPER_LR, PAPER_BATCH = 15, 1e-3, {True: 128, False: 64}  # binary (CelebA), continuous (LFW)
 MANY_DIMS = 4_096  # with more, the whole principal basis would take minutes
+WEAKEST_OF_MANY = 1e-3  # penalty; a fit with a weaker one takes tens of minutes
 LOOKED_AT, FIRST = 8_192, 1_024  # images from which, and how many principal axes are then found
 RANK_TOLERANCE = 1e-10  # principal components below this share of the largest variance are numerically empty
 
@@ -423,16 +424,23 @@ def quality(predicted: np.ndarray, truth: np.ndarray, binary: bool) -> np.ndarra
     return average_precision(predicted, truth) if binary else -mse(predicted, truth)
 
 
+def affordable(grid: np.ndarray, dims: int) -> np.ndarray:
+    """The penalties of a grid that are tried with so many dims."""
+    return grid[grid >= WEAKEST_OF_MANY] if dims > MANY_DIMS else grid
+
+
 def fit_chosen_on(
     x: Tensor, labels: np.ndarray, binary: bool, valid: tuple[Tensor, np.ndarray], grid: np.ndarray
 ) -> Linear:
     """Each attribute with the penalty that is best on the validation images; of equals the strongest.
 
-    The path from strong to weak ends when STALE penalties in a row were best for no attribute.
+    The path from strong to weak ends when STALE penalties in a row were best for no attribute; with very many dims
+    it ends at WEAKEST_OF_MANY.
     """
     if span := Span.of(x):
         seen = (span.inside(valid[0]), valid[1])
         return span.outside(fit_chosen_on(span.inside(x), labels, binary, seen, grid))
+    grid = affordable(grid, x.shape[1])
     found: list[np.ndarray] = []
 
     def past_the_best(fit: Linear) -> bool:

@@ -17,7 +17,15 @@ from diti.core.errors import InputError, nearest
 from diti.core.rng import numpy_generator, stream_seed
 from diti.probe import scores
 from diti.probe.few_shot import FewShotResult, few_shot
-from diti.probe.fit import Linear, Standard, check_features, fit_chosen_on, fit_cross_validated, fit_layer
+from diti.probe.fit import (
+    Linear,
+    Standard,
+    affordable,
+    check_features,
+    fit_chosen_on,
+    fit_cross_validated,
+    fit_layer,
+)
 from diti.probe.task import LeftOut, Splits, Task, checked_task, group_folds, label_folds
 
 __all__ = ["AttributeRow", "FewShotResult", "LeftOut", "ProbeResult", "Splits", "few_shot", "probe"]
@@ -301,7 +309,8 @@ def _protocol_text(task: Task, plan: _Plan, rounds: int, *, on_valid: bool) -> s
     if plan.protocol == "paper":
         words = _paper_words(plan.mirrored is not None, on_valid)
     else:
-        words = _converged_words(plan.groups is not None, on_valid)
+        tried = affordable(L2_GRID, task.features.shape[1]) if on_valid else L2_GRID
+        words = _converged_words(tried, plan.groups is not None, on_valid)
     fitted = "; ".join(words[kind] for kind in task.kinds)
     tested = "scored once on test"
     if rounds > 1:
@@ -310,9 +319,9 @@ def _protocol_text(task: Task, plan: _Plan, rounds: int, *, on_valid: bool) -> s
     return f"{plan.protocol}: {fitted}; {tested}; 95 % intervals from {drawn}"
 
 
-def _converged_words(grouped: bool, on_valid: bool) -> dict[bool, str]:
+def _converged_words(tried: np.ndarray, grouped: bool, on_valid: bool) -> dict[bool, str]:
     """By binary or not."""
-    grid = f"on standardised codes, L2 per attribute from {L2_GRID[0]:g} to {L2_GRID[-1]:g} by"
+    grid = f"on standardised codes, L2 per attribute from {tried[0]:g} to {tried[-1]:g} by"
     inside = f"{FOLDS}-fold cross-validation inside the training images" + (", by group" if grouped else "")
     return {
         True: f"logistic regression {grid} {'AP on valid' if on_valid else f'log-loss in {inside}'}",
