@@ -123,7 +123,7 @@ class EncoderConfig(Settings):
     encoder_pixels: bool = False  # backbone: also take the pixels, averaged to 16×16, as features
     encoder_mirror: bool = False  # backbone: average over image and mirror image; z then knows no left and right
     trunk: Literal["frozen", "fine-tuned"] = "frozen"  # backbone: whether the copied down path is trained too
-    encoder_rate: float = 0.1  # backbone: the encoder's share of the learning rate; less of a large solved head
+    encoder_rate: float = 0.1  # backbone: the encoder's share of the learning rate; less for a large solved head
 
 
 @dataclass(frozen=True, kw_only=True)

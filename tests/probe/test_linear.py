@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, mean_squared_error, roc_auc
 
 from diti.core.errors import InputError
 from diti.core.rng import numpy_generator
-from diti.probe import fit
+from diti.probe import fit, linear
 from diti.probe.few_shot import draw_labels
 from diti.probe.linear import L2_GRID, Splits, few_shot, probe
 from diti.probe.task import group_folds, label_folds
@@ -145,6 +145,26 @@ def test_rows_without_a_label_are_left_out_of_its_fit_and_of_its_score():
     assert got.l2 == l2
     assert got.r == pytest.approx(np.corrcoef(labels[test, 3], predicted)[0, 1], abs=1e-4)
     assert got.mse == pytest.approx(mean_squared_error(labels[test, 3], predicted), rel=1e-4)
+
+
+@pytest.mark.parametrize("valid", [True, False], ids=["chosen on valid", "cross-validated"])
+def test_very_many_dims_are_not_fitted_with_the_weakest_penalties(monkeypatch, valid):
+    features, labels, names, binary = planted()
+    splits = three_splits(1600)
+    splits = splits if valid else Splits(splits.train, splits.valid[:0], splits.test)
+    task = features, labels[:, :1], names[:1], binary[:1], splits
+    plain = probe(*task, resamples=2)
+    monkeypatch.setattr(linear, "MANY_DIMS", 11)
+    monkeypatch.setattr(linear, "WEAKEST_OF_MANY", 10.0)
+    many = probe(*task, resamples=2)
+    assert plain.rows[0].l2 < 10 and "from 10 to 1e-06" in plain.protocol
+    assert many.rows[0].l2 == 10 and "from 10 to 10 by" in many.protocol
+
+
+def test_fewer_images_than_dims_may_have_every_penalty(monkeypatch):
+    monkeypatch.setattr(linear, "MANY_DIMS", 11)
+    assert linear.affordable_penalties(images=11, dims=50).tolist() == L2_GRID.tolist()
+    assert linear.affordable_penalties(images=12, dims=50).min() == linear.WEAKEST_OF_MANY
 
 
 def test_without_validation_images_the_penalty_comes_from_cross_validation():

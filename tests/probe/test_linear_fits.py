@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, log_loss, mean_squared_erro
 
 from diti.core.errors import InputError
 from diti.core.rng import numpy_generator, torch_generator
-from diti.probe import fit
+from diti.probe import choose, fit, layer
 
 
 def standardised(features):
@@ -209,7 +209,7 @@ def test_chosen_penalty_is_the_one_that_scikit_learn_finds_best_on_valid(binary,
     y, yv = (v[:, 0] + rng.normal(size=len(v)) for v in (x, xv))
     if binary:
         y, yv = ((v > 0).astype(float) for v in (y, yv))
-    chosen = fit.fit_chosen_on(tensor(x), y[:, None], binary, (tensor(xv), yv[:, None]), GRID)
+    chosen = choose.fit_chosen_on(tensor(x), y[:, None], binary, (tensor(xv), yv[:, None]), GRID)
     found = []
     for l2 in GRID:
         oracle = scikit_learn(x, y, l2, binary)
@@ -220,16 +220,6 @@ def test_chosen_penalty_is_the_one_that_scikit_learn_finds_best_on_valid(binary,
     assert chosen.l2[0] == GRID[np.argmax(found)] not in (GRID[0], GRID[-1])
     oracle = scikit_learn(x, y, chosen.l2[0], binary)
     np.testing.assert_allclose(chosen.weights[:, 0], oracle.coef_.ravel(), atol=1e-3)
-
-
-def test_very_many_dims_are_not_fitted_with_the_weakest_penalties(monkeypatch):
-    x, y = planted("weakest", attributes=2)
-    for name, value in {"MANY_DIMS": 9, "FIRST": 4, "WEAKEST_OF_MANY": 0.1}.items():
-        monkeypatch.setattr(fit, name, value)
-    chosen = fit.fit_chosen_on(tensor(x), y, True, (tensor(x), y), GRID)
-    assert chosen.l2.min() >= 0.1
-    monkeypatch.setattr(fit, "MANY_DIMS", 10)
-    assert fit.fit_chosen_on(tensor(x), y, True, (tensor(x), y), GRID).l2.min() < 0.1
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -250,9 +240,9 @@ def test_cross_validated_penalty_is_that_of_a_loop_over_folds(binary):
                     loss[i, a] += log_loss(y[held, a], oracle.predict_proba(x[held]), normalize=False)
                 else:
                     loss[i, a] += ((oracle.predict(x[held]) - y[held, a]) ** 2).sum()
-    got = fit.held_out_loss(tensor(x), y, binary, folds, GRID, None)
+    got = choose.held_out_loss(tensor(x), y, binary, folds, GRID, None)
     np.testing.assert_allclose(got, loss, rtol=1e-3)
-    chosen = fit.fit_cross_validated(tensor(x), y, binary, folds, GRID)
+    chosen = choose.fit_cross_validated(tensor(x), y, binary, folds, GRID)
     assert chosen.l2.tolist() == GRID[loss.argmin(0)].tolist()
 
 
@@ -265,20 +255,20 @@ def test_fewer_images_than_dims_are_fitted_in_their_span_to_the_same_model(binar
     y = (y > 0.5).astype(float) if binary else y
     y[:20, 1] = np.nan
     folds, grid = np.arange(50)[:, None] % [4, 3], GRID[:4]
-    chosen = fit.fit_cross_validated(tensor(x), y, binary, folds, grid)
-    loss = fit.held_out_loss(tensor(x), y, binary, folds, grid, None)
+    chosen = choose.fit_cross_validated(tensor(x), y, binary, folds, grid)
+    loss = choose.held_out_loss(tensor(x), y, binary, folds, grid, None)
     assert chosen.l2.tolist() == grid[loss.argmin(0)].tolist()
-    whole = fit.fit_path(tensor(x), y, binary, grid).at(loss.argmin(0))
+    whole = choose.fit_path(tensor(x), y, binary, grid).at(loss.argmin(0))
     np.testing.assert_allclose(chosen.weights, whole.weights, atol=1e-3)
     np.testing.assert_allclose(chosen.bias, whole.bias, atol=1e-3)
 
 
 def test_a_span_holds_its_images_and_is_for_fewer_images_than_dims_only():
     x = tensor(numpy_generator(0, "axes").normal(size=(5, 9)))
-    span = fit.Span.of(x)
+    span = choose.Span.of(x)
     assert span.inside(x).shape == (5, 5)
     np.testing.assert_allclose(span.inside(x) @ span.axes.float().T, x, atol=1e-5)
-    assert fit.Span.of(x.T) is None and fit.Span.of(x[:, :5]) is None
+    assert choose.Span.of(x.T) is None and choose.Span.of(x[:, :5]) is None
 
 
 # ---- the authors' probe ----
@@ -290,7 +280,7 @@ def test_layer_equals_a_hand_written_adam():
     x, turned = rng.normal(size=(2, 200, 3))
     y = (x[:, :2] > 0).astype(float)
     none = (torch.zeros(0, 3), y[:0])
-    got = fit.fit_layer(torch.from_numpy(x).float(), y, True, none, torch.from_numpy(turned).float(), seed=5)
+    got = layer.fit_layer(torch.from_numpy(x).float(), y, True, none, torch.from_numpy(turned).float(), seed=5)
     draw = torch_generator(5, "probe layer")
     bound = 3**-0.5
     theta = torch.cat([torch.empty(n, 2).uniform_(-bound, bound, generator=draw) for n in (3, 1)]).double().numpy()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diti.core.errors import InputError, nearest
 from diti.edit.probmask import probmask_probabilities
-from diti.probe.fit import fit_path
+from diti.probe.choose import fit_path
 from diti.probe.scores import average_precision
 
 L2 = 1e-3  # weight of ½‖w‖² beside the mean log loss: only keeps separable data from running away

@@ -13,7 +13,8 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
-from diti.probe.fit import Standard, fit_cross_validated, label_patterns
+from diti.probe.choose import fit_cross_validated
+from diti.probe.fit import Standard, label_patterns
 from diti.probe.scores import average_precision, pearson
 from diti.probe.task import LeftOut, Splits, Task, checked_task, label_folds
 

@@ -1,5 +1,4 @@
-"""Linear models for all attributes at once: logistic regression to convergence, ridge in closed form, and the
-authors' layer trained with Adam.
+"""Linear models for all attributes at once: logistic regression to convergence, ridge in closed form.
 
 Features are standardised, float32 (N, D); labels (N, A), NaN where missing. Per attribute the objective is
 
@@ -10,7 +9,6 @@ with the mean over the images that have the label, and b free of the penalty. Sc
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,17 +20,12 @@ from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.core.progress import progress_bar
-from diti.core.rng import numpy_generator, torch_generator
-from diti.probe.scores import average_precision, mse
 
 CHUNK = 8192  # rows per float32 product; their sums are added up in float64
 TOLERANCE = 1e-5  # gradient norm in the metric of the preconditioner: the loss is then within 1e-10 of its minimum
-STALE = 2  # penalties in a row that help no attribute, after which weaker ones are not tried
 ONE_CLASS = 1e-12  # share of positives that stands for none: the fit is then constant, with finite log-odds
 NEWTON_STEPS, CG_STEPS, HALVINGS = 60, 60, 30
-PAPER_EPOCHS, PAPER_LR, PAPER_BATCH = 15, 1e-3, {True: 128, False: 64}  # binary (CelebA), continuous (LFW)
 MANY_DIMS = 4_096  # with more, the whole principal basis would take minutes
-WEAKEST_OF_MANY = 1e-3  # penalty; a fit with a weaker one takes tens of minutes
 LOOKED_AT, FIRST = 8_192, 1_024  # images from which, and how many principal axes are then found
 RANK_TOLERANCE = 1e-10  # principal components below this share of the largest variance are numerically empty
 
@@ -385,152 +378,3 @@ def _line_search(data: _Logistic, logits: Tensor, theta: Tensor, step: Tensor, s
             return length
         length = torch.where(bad, length / 2, length)
     return torch.where(bad, 0.0, length)
-
-
-# ---- fewer images than dims ----
-
-
-@dataclass(frozen=True)
-class Span:
-    """An orthonormal basis of what images span. No penalised fit to them has weights outside of it (representer
-    theorem), so that N images with more than N dims are fitted in N dims, to the same model."""
-
-    axes: Tensor  # (D, N) float64
-
-    @classmethod
-    def of(cls, x: Tensor) -> Span | None:
-        """Of features (N, D); None where dims are no more than images."""
-        return cls(torch.linalg.qr(x.double().T)[0]) if len(x) < x.shape[1] else None
-
-    def inside(self, x: Tensor) -> Tensor:
-        """Features (M, D) in these axes: float32 (M, N)."""
-        return x @ self.axes.float()
-
-    def outside(self, fit: Linear) -> Linear:
-        """A fit of N dims as one of all D."""
-        return dataclasses.replace(fit, weights=self.axes.numpy() @ fit.weights)
-
-
-# ---- choice of the penalty ----
-
-
-def fit_path(x: Tensor, labels: np.ndarray, binary: bool, grid: np.ndarray, basis: Basis | None = None) -> Path:
-    """Logistic regression for binary attributes, ridge for continuous ones."""
-    return fit_logistic(x, labels, grid, basis) if binary else fit_ridge(x, labels, grid)
-
-
-def quality(predicted: np.ndarray, truth: np.ndarray, binary: bool) -> np.ndarray:
-    """What a choice on validation images maximises (A,): AP, or minus the MSE."""
-    return average_precision(predicted, truth) if binary else -mse(predicted, truth)
-
-
-def affordable(grid: np.ndarray, dims: int) -> np.ndarray:
-    """The penalties of a grid that are tried with so many dims."""
-    return grid[grid >= WEAKEST_OF_MANY] if dims > MANY_DIMS else grid
-
-
-def fit_chosen_on(
-    x: Tensor, labels: np.ndarray, binary: bool, valid: tuple[Tensor, np.ndarray], grid: np.ndarray
-) -> Linear:
-    """Each attribute with the penalty that is best on the validation images; of equals the strongest.
-
-    The path from strong to weak ends when STALE penalties in a row were best for no attribute; with very many dims
-    it ends at WEAKEST_OF_MANY.
-    """
-    if span := Span.of(x):
-        seen = (span.inside(valid[0]), valid[1])
-        return span.outside(fit_chosen_on(span.inside(x), labels, binary, seen, grid))
-    grid = affordable(grid, x.shape[1])
-    found: list[np.ndarray] = []
-
-    def past_the_best(fit: Linear) -> bool:
-        found.append(quality(fit.predict(valid[0]), valid[1], binary))
-        return bool((np.argmax(found, axis=0) < len(found) - STALE).all())
-
-    if binary:
-        path = fit_logistic(x, labels, grid, enough=past_the_best)
-    else:
-        path = fit_ridge(x, labels, grid)
-        for index in range(len(grid)):
-            past_the_best(path.at(index))
-    return path.at(np.argmax(found, axis=0))
-
-
-def fit_cross_validated(
-    x: Tensor, labels: np.ndarray, binary: bool, folds: np.ndarray, grid: np.ndarray
-) -> Linear:
-    """Each attribute with the penalty of the lowest held-out loss over `folds` (N, A), refitted to all images."""
-    if span := Span.of(x):
-        return span.outside(fit_cross_validated(span.inside(x), labels, binary, folds, grid))
-    basis = Basis.suited(x) if binary else None
-    loss = held_out_loss(x, labels, binary, folds, grid, basis)
-    return fit_path(x, labels, binary, grid, basis).at(np.argmin(loss, axis=0))
-
-
-def held_out_loss(
-    x: Tensor, labels: np.ndarray, binary: bool, folds: np.ndarray, grid: np.ndarray, basis: Basis | None
-) -> np.ndarray:
-    """Summed loss (L, A) of the labels of each fold under the fit to the other folds: log-loss, squared error.
-
-    The loss is defined with few labels where AP is not. A fold whose other folds hold one class is passed over.
-    """
-    total = np.zeros((len(grid), labels.shape[1]))
-    for fold in range(folds.max() + 1):
-        training = np.where(folds == fold, np.nan, labels)
-        columns = np.flatnonzero(np.nanmax(training, 0, initial=-np.inf) > np.nanmin(training, 0, initial=np.inf))
-        if len(columns) == 0:
-            continue
-        path = fit_path(x, training[:, columns], binary, grid, basis)
-        held = np.where(folds == fold, labels, np.nan)[:, columns]
-        for i in range(len(grid)):
-            f = path.at(i).predict(x)
-            total[i, columns] += np.nansum(np.logaddexp(0, f) - held * f if binary else (f - held) ** 2, axis=0)
-    return total
-
-
-# ---- the authors' probe ----
-
-
-def fit_layer(
-    x: Tensor,
-    labels: np.ndarray,
-    binary: bool,
-    valid: tuple[Tensor, np.ndarray],
-    mirrored: Tensor | None,
-    seed: int,
-) -> Linear:
-    """A linear layer as the authors train it: BCE (or squared error), Adam, 15 epochs, best epoch on valid.
-
-    In each epoch each image is seen once, as itself or (with `mirrored` codes) mirrored, at even odds. Without
-    validation images the last epoch is taken.
-    """
-    y = torch.from_numpy(labels).float()
-    bound, rng = x.shape[1] ** -0.5, torch_generator(seed, "probe layer")
-    weight = torch.empty(x.shape[1], y.shape[1]).uniform_(-bound, bound, generator=rng).requires_grad_()
-    bias = torch.empty(y.shape[1]).uniform_(-bound, bound, generator=rng).requires_grad_()
-    optimizer = torch.optim.Adam([weight, bias], lr=PAPER_LR)
-    best, chosen = -math.inf, None
-    for epoch in range(PAPER_EPOCHS):
-        draw = numpy_generator(seed, "probe epoch", epoch)
-        order = torch.from_numpy(draw.permutation(len(x)))
-        flips = torch.from_numpy(draw.random(len(x)) < 0.5)
-        for rows in order.split(PAPER_BATCH[binary]):
-            codes = x[rows] if mirrored is None else torch.where(flips[rows, None], mirrored[rows], x[rows])
-            optimizer.zero_grad()
-            _layer_loss(codes @ weight + bias, y[rows], binary).backward()
-            optimizer.step()
-        none = np.zeros(y.shape[1])
-        model = Linear(weight.detach().double().numpy(), bias.detach().double().numpy(), none, none)
-        score = quality(model.predict(valid[0]), valid[1], binary).mean() if len(valid[1]) else epoch
-        if chosen is None or score > best:
-            best, chosen = score, model
-    assert chosen is not None
-    return chosen
-
-
-def _layer_loss(predicted: Tensor, y: Tensor, binary: bool) -> Tensor:
-    """Mean over the labels of the batch that are there."""
-    seen = torch.isfinite(y)
-    if binary:
-        return F.binary_cross_entropy_with_logits(predicted[seen], y[seen])
-    return F.mse_loss(predicted[seen], y[seen])

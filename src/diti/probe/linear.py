@@ -16,22 +16,17 @@ import numpy as np
 from diti.core.errors import InputError, nearest
 from diti.core.rng import numpy_generator, stream_seed
 from diti.probe import scores
+from diti.probe.choose import fit_chosen_on, fit_cross_validated
 from diti.probe.few_shot import FewShotResult, few_shot
-from diti.probe.fit import (
-    Linear,
-    Standard,
-    affordable,
-    check_features,
-    fit_chosen_on,
-    fit_cross_validated,
-    fit_layer,
-)
+from diti.probe.fit import MANY_DIMS, Linear, Standard, check_features
+from diti.probe.layer import fit_layer
 from diti.probe.task import LeftOut, Splits, Task, checked_task, group_folds, label_folds
 
 __all__ = ["AttributeRow", "FewShotResult", "LeftOut", "ProbeResult", "Splits", "few_shot", "probe"]
 
 PROTOCOLS = ("converged", "paper")
 L2_GRID = 10.0 ** np.arange(1, -7, -1)  # strong to weak: each fit starts from the one before
+WEAKEST_OF_MANY = 1e-3  # with very many dims; a fit with a weaker penalty then takes tens of minutes
 FOLDS = 5
 
 Interval = tuple[float, float]
@@ -180,6 +175,7 @@ class _Fit:
     model: Linear  # on standardised features
     standard: Standard
     predicted: np.ndarray  # (test images, A)
+    penalties: np.ndarray  # (L,) that were tried
     seed: int
 
 
@@ -189,7 +185,7 @@ def _fit_round(task: Task, part: Splits, plan: _Plan, index: int) -> _Fit:
     used = standard if plan.protocol == "converged" else Standard.identity(task.features.shape[1])
     x, valid, test = (used.apply(task.features, rows) for rows in (part.train, part.valid, part.test))
     seed = stream_seed(plan.seed, "probe round", index)
-    dims, count = task.features.shape[1], len(task.names)
+    dims, count, penalties = task.features.shape[1], len(task.names), affordable_penalties(*x.shape)
     model = Linear(np.zeros((dims, count)), np.zeros(count), np.zeros(count), np.zeros(count))
     predicted = np.zeros((len(part.test), count))
     for kind in task.kinds:
@@ -199,16 +195,21 @@ def _fit_round(task: Task, part: Splits, plan: _Plan, index: int) -> _Fit:
             turned = None if plan.mirrored is None else used.apply(plan.mirrored, np.arange(len(plan.mirrored)))
             found = fit_layer(x, y, kind, chosen_on, turned, seed)
         elif len(part.valid):
-            found = fit_chosen_on(x, y, kind, chosen_on, L2_GRID)
+            found = fit_chosen_on(x, y, kind, chosen_on, penalties)
         else:
-            found = fit_cross_validated(x, y, kind, _inner_folds(y, kind, part.train, plan, seed), L2_GRID)
+            found = fit_cross_validated(x, y, kind, _inner_folds(y, kind, part.train, plan, seed), penalties)
         predicted[:, columns] = found.predict(test)
         model.weights[:, columns], model.bias[columns] = found.weights, found.bias
         model.l2[columns], model.gradient[columns] = found.l2, found.gradient
     if plan.protocol == "paper":  # x·w + b of raw x, written for standardised x
         bias = model.bias + standard.mean @ model.weights
         model = dataclasses.replace(model, weights=model.weights * standard.std[:, None], bias=bias)
-    return _Fit(model, standard, predicted, seed)
+    return _Fit(model, standard, predicted, penalties, seed)
+
+
+def affordable_penalties(images: int, dims: int) -> np.ndarray:
+    """The penalties that are tried; fewer images than dims are fitted in as many dims as there are images."""
+    return L2_GRID[L2_GRID >= WEAKEST_OF_MANY] if min(images, dims) > MANY_DIMS else L2_GRID
 
 
 def _inner_folds(y: np.ndarray, kind: bool, rows: np.ndarray, plan: _Plan, seed: int) -> np.ndarray:
@@ -269,8 +270,9 @@ def _result(
             means[f"mean_{name}"] = _number(scores.mean_over_attributes(score.value[name][None])[0])
             ends = scores.percentile_interval(scores.mean_over_attributes(draws))
             means[f"mean_{name}_interval"] = _interval(ends)
+    on_valid = rounds == 1 and len(splits.valid) > 0
     return ProbeResult(
-        protocol=_protocol_text(task, plan, rounds, on_valid=rounds == 1 and len(splits.valid) > 0),
+        protocol=_protocol_text(task, plan, rounds, final.penalties, on_valid=on_valid),
         features=task.features.shape[1],
         images={"train": len(splits.train), "valid": len(splits.valid), "test": len(splits.test)},
         rows=tuple(rows[column] for column in sorted(rows)),
@@ -304,12 +306,11 @@ def _interval(ends: np.ndarray) -> Interval | None:
     return (float(ends[0]), float(ends[1])) if np.isfinite(ends).all() else None
 
 
-def _protocol_text(task: Task, plan: _Plan, rounds: int, *, on_valid: bool) -> str:
+def _protocol_text(task: Task, plan: _Plan, rounds: int, tried: np.ndarray, *, on_valid: bool) -> str:
     """What was done, in words."""
     if plan.protocol == "paper":
         words = _paper_words(plan.mirrored is not None, on_valid)
     else:
-        tried = affordable(L2_GRID, task.features.shape[1]) if on_valid else L2_GRID
         words = _converged_words(tried, plan.groups is not None, on_valid)
     fitted = "; ".join(words[kind] for kind in task.kinds)
     tested = "scored once on test"
