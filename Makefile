@@ -37,17 +37,17 @@ bench: $(VENV)/ready-dev
 clean:
 	rm -rf $(VENV)
 
-$(VENV)/ready: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+INSTALL = $(PYTHON) -m venv $(VENV) && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(INSTALL) .
 	@touch $@
 
-$(VENV)/ready-studio: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[studio]"
+$(VENV)/ready-studio: pyproject.toml constraints.txt
+	$(INSTALL) ".[studio]"
 	@touch $(VENV)/ready $@
 
-$(VENV)/ready-dev: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+$(VENV)/ready-dev: pyproject.toml constraints.txt
+	$(INSTALL) ".[dev]"
 	@touch $(VENV)/ready $(VENV)/ready-studio $@

@@ -22,8 +22,8 @@ from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.measure.baselines import pixels_flat
-from diti.probe.linear import probe
-from diti.probe.task import Splits
+from diti.probes.linear import probe
+from diti.probes.task import Splits
 from diti.representation.features import trunk_features
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.networks.trunks import BackboneTrunk

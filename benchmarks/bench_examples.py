@@ -39,8 +39,8 @@ from diti.measure.counterfactual_scores import (
     resamples,
 )
 from diti.measure.counterfactuals import CounterfactualOptions, EditStudy, check_data, spread_over
-from diti.probe.scores import mean_over_attributes
-from diti.report.scores import seed_interval
+from diti.probes.scores import mean_over_attributes
+from diti.reporting.scores import seed_interval
 from diti.representation.models.loading import load_with_decoder
 
 SIZES = (1, 4, 16, 64)  # examples a side

@@ -22,7 +22,7 @@ from diti.data.sources import open_data
 from diti.diffusion.backbone import load_backbone
 from diti.representation.features import trunk_features
 from diti.representation.partition import Partition
-from diti.representation.solve.evidence import gather_evidence, new_encoder
+from diti.representation.solve.evidence import gather_evidence, unsolved_encoder
 from diti.representation.solve.keep import not_known_yet
 from diti.representation.solve.order import lost_in_pixels, whiten
 from diti.representation.solve.solution import KNOWN_PENALTY, Evidence, fitted, kept_in_order
@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> None:
         images=given.images,
         solution=SolutionConfig(whitened=given.whitened),
     )
-    encoder = new_encoder(config, backbone)
+    encoder = unsolved_encoder(config, backbone)
     evidence = gather_evidence(config, backbone, dataset, encoder, state=given.state)
     rows, splits = validation_split(dataset, given.probed)
     phi = evidence.look.whitening(torch.from_numpy(trunk_features(encoder, dataset)[rows])).numpy()

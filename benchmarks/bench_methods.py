@@ -24,7 +24,8 @@ from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.diffusion.backbone import load_backbone
 from diti.presets import train_preset
-from diti.representation.methods.registry import METHODS, Method
+from diti.representation.methods.method import Method
+from diti.representation.registry import METHODS, find_method
 
 PRESET, SIZE, ROUNDS = "toyfaces32", 32, 12
 
@@ -36,7 +37,7 @@ def main() -> None:
         for encoder in ("backbone", "residual"):
             config = train_preset(PRESET)
             config = dataclasses.replace(config, code=dataclasses.replace(config.code, encoder=encoder))
-            steps = {name: one_step(method, config, data) for name, method in METHODS.items()}
+            steps = {name: one_step(find_method(name), config, data) for name in METHODS}
             for run in steps.values():
                 run()  # the first step also sets things up
             report(encoder, config.training.train_batch_size, best_seconds(steps, ROUNDS))

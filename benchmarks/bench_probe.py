@@ -22,9 +22,9 @@ from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import build_backbone
 from diti.presets import preset
-from diti.probe.linear import probe
-from diti.probe.scores import average_precision
-from diti.probe.task import Splits
+from diti.probes.linear import probe
+from diti.probes.scores import average_precision
+from diti.probes.task import Splits
 from diti.representation.networks.encoder import Encoder, build_encoder
 
 SIZE, EPOCHS, BATCH = 64, 15, 128

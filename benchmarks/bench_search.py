@@ -14,7 +14,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from benchmarks.timing import best_seconds
 from diti.edit.directions import standardise
-from diti.explore.search import Found, nearest
+from diti.exploring.search import Found, nearest
 from diti.representation.features import read_kept
 
 IMAGES, DIMS, WANTED = 200_000, 128, 24

@@ -31,17 +31,17 @@ from diti.diffusion.backbone import Backbone, load_backbone
 from diti.measure.attribute_classifier import AttributeClassifier, train_classifier
 from diti.measure.baselines import pixels_flat, principal_scores
 from diti.measure.counterfactuals import CounterfactualOptions, EditStudy
-from diti.probe.disentangle import dci_disentanglement, dci_importance
-from diti.probe.linear import probe
-from diti.probe.task import Splits
+from diti.probes.disentangle import dci_disentanglement, dci_importance
+from diti.probes.linear import probe
+from diti.probes.task import Splits
+from diti.representation.checks import loss_curves
 from diti.representation.features import encode_dataset
 from diti.representation.finish import training_statistics
-from diti.representation.methods.checks import loss_curves
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import load
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition, make_partition
-from diti.representation.solve.evidence import gather_evidence, new_encoder
+from diti.representation.solve.evidence import gather_evidence, unsolved_encoder
 from diti.representation.solve.keep import Unknown, not_known_yet, residual
 from diti.representation.solve.order import lost_in_pixels, lost_shares, whiten
 from diti.representation.solve.solution import KNOWN_PENALTY, Evidence, Solution, fitted, solve
@@ -69,7 +69,7 @@ def measure_seed(dataset: Dataset, backbone: Backbone, classifier: AttributeClas
     path = OUT / f"seed-{seed}.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"rows": {}}
     config = SolveConfig(code_dim=DIMS, subsets=SUBSETS, seed=seed)
-    encoder = new_encoder(config, backbone)
+    encoder = unsolved_encoder(config, backbone)
     if set(ROWS) <= set(record["rows"]):
         return
     began = time.perf_counter()

@@ -22,7 +22,7 @@ import json, resource, sys, time
 from diti.config import SolutionConfig, SolveConfig
 from diti.data.sources import open_data
 from diti.diffusion.backbone import load_backbone
-from diti.representation.solve.evidence import gather_evidence, new_encoder
+from diti.representation.solve.evidence import gather_evidence, unsolved_encoder
 from diti.representation.solve.solved import assemble
 from diti.core.loop import make_accelerator
 from diti.config import TrainingConfig
@@ -32,7 +32,7 @@ dataset = open_data(f"toyfaces:{sys.argv[4]}", backbone.size)
 settings = SolutionConfig(stretches=int(sys.argv[5]), pixel_axes=128, whitened=256)
 config = SolveConfig(code_dim=int(sys.argv[2]), images=int(sys.argv[3]), solution=settings)
 began = time.perf_counter()
-encoder = new_encoder(config, backbone)
+encoder = unsolved_encoder(config, backbone)
 evidence = gather_evidence(config, backbone, dataset, encoder)
 gathered = time.perf_counter() - began
 assemble(config, backbone, encoder, evidence)

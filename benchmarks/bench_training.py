@@ -25,7 +25,7 @@ from diti.data.sources import find_source
 from diti.diffusion.backbone import build_backbone, training_flops
 from diti.diffusion.pretrain import Denoising
 from diti.presets import preset, train_preset
-from diti.representation.methods.registry import find_method
+from diti.representation.registry import find_method
 
 BATCHES = {"toyfaces32": 32, "celeba32": 32, "celeba64": 16}
 GOALS = {"celeba32": 0.40, "celeba64": 0.70}

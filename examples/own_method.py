@@ -1,4 +1,4 @@
-"""A method of one's own, VICReg (Bardes et al. 2022), trained and probed like those of the package.
+"""A method of your own, VICReg (Bardes et al. 2022), trained and probed like those of the package.
 
     python examples/own_method.py --images 20000 --out runs/vicreg
 
@@ -32,8 +32,13 @@ def view(images, draws, name):
     return torch.where(mirrored, images.flip(-1), images) + shift.to(images.device)
 
 
-register(Method(name="vicreg", title="VICReg", about="two views of an image, one code",
-                build=lambda config, backbone, data: VICReg(new_encoder(config, backbone, data))))  # fmt: skip
+@register
+class VICRegMethod(Method):
+    name, title, about = "vicreg", "VICReg", "two views of an image, one code"
+
+    def build(self, config, backbone, dataset):
+        return VICReg(new_encoder(config, backbone, dataset))
+
 
 if __name__ == "__main__":
     words = argparse.ArgumentParser()
@@ -45,7 +50,7 @@ if __name__ == "__main__":
                        ema_decay=0.99, encoder="residual", code_dim=64, encoder_channels=(16, 32, 64))  # fmt: skip
     data = diti.open_data(given.data, model.size)
     for title, features in (
-        ("VICReg", diti.encode_dataset(model, data)),
+        ("VICReg", diti.encode(model, data)),
         next(diti.baselines(model.size, data, model.dims, seed=0)),
     ):
         print(f"{title}: mean AP {diti.read_labels(data).probe(features, seed=0).mean_ap:.1%}")

@@ -62,7 +62,7 @@ def launch() -> Iterator[Browser]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
-        pytest.skip(f"no Chromium is installed (looked for {', '.join(_NAMES)})")
+        pytest.skip(f"no Chromium is installed ({', '.join(_NAMES)}); to run it: apt-get install chromium")
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(_FLAGS))
         try:

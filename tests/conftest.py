@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import os
+import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -20,8 +25,12 @@ from pictures import picture
 if TYPE_CHECKING:
     from diti.data.prepared import Dataset
 
+# A shell lets what it starts in the background ignore Ctrl-C, and so would every process that a test stops by it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
+WITHOUT_SHARED = f"needs real data, which are not shipped; they are looked for in {SHARED}"
 LONG_FILES = (
     "test_demo.py", "test_train.py", "test_pretrain.py", "test_sweep.py", "test_readme.py", "test_probing.py",
     "test_notebook.py",
@@ -29,16 +38,43 @@ LONG_FILES = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle-files", type=int, metavar="SEED", help="run the files in the order of this seed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files first: `make test` gives whole files to its workers, and none should wait for another's last."""
     places = {name: place for place, name in enumerate(LONG_FILES)}
+    if (seed := config.getoption("--shuffle-files")) is not None:
+        names = sorted({item.path.name for item in items})
+        places = {name: place for place, name in enumerate(random.Random(seed).sample(names, len(names)))}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what was skipped, why, and how to have it run; CI skips nothing that it could have."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for reason, count in Counter(report.longrepr[2] for report in skipped).most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or fills the user's cache."""
     monkeypatch.setenv("DITI_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def _no_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test reads from the error stream must not depend on how long the tests before it took."""
+    monkeypatch.setattr("diti.core.progress.LINE_SECONDS", math.inf)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_left_open_is_told_here() -> Iterator[None]:
+    """What nobody closed (files, sockets, loops) warns when it is collected: in its own module, not in another."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +111,7 @@ def solved_folder(solved_once: Path, tmp_path: Path) -> Path:
 def shared() -> Path:
     """Real data beside the repository."""
     if not SHARED.is_dir():
-        pytest.skip("the folder of real data (../shared) is not here")
+        pytest.skip(WITHOUT_SHARED)
     return SHARED
 
 
@@ -85,7 +121,7 @@ def parity(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "small":
         return write_large_layout(tmp_path_factory.mktemp("parity"))
     if not (SHARED / "parity").is_dir():
-        pytest.skip("the large fixture of the authors' numbers (../shared/parity) is not here")
+        pytest.skip(WITHOUT_SHARED)
     return SHARED / "parity"
 
 

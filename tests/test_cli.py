@@ -55,38 +55,58 @@ def test_version(capsys):
     [
         (["prepar"], "unknown verb 'prepar'; use demo, prepare"),
         (["prepar"], "Did you mean 'prepare'?"),
-        (["prepare", "x", "--out", "y", "--sise", "3"], "Did you mean --size?"),
-        (["prepare", "x", "--out", "y", "--sise", "3", "--crp", "z"], "Did you mean --crop, --size?"),
-        (["prepare", "x", "--out", "y", "--size", "nan"], "--size 'nan' is not a whole number ("),
-        (["prepare", "x", "--out", "y", "--size=big"], "--size 'big' is not a whole number ("),
+        (["prepare", "x", "--out", "y", "--sise", "3"], "options: --sise, 3; Perhaps you meant: --size INT ("),
+        (["prepare", "x", "--out", "y", "--sise", "3", "--crp", "z"], "similar to --crp: --crop NAME"),
+        (["prepare", "x", "--out", "y", "--size", "nan"], "--size cannot be 'nan'; use --size INT side of"),
+        (["prepare", "x", "--out", "y", "--size=big"], "--size cannot be 'big'; use --size INT side of"),
         (
             ["pretrain", "--out", "x", "--channels", "8", "x", "--seed", "1"],
-            "--channels '8 x' is not whole numbers",
+            "--channels cannot be '8', 'x'; use --channels [INT [INT ...]]",
         ),
-        (["pretrain", "--out", "x", "--learning-rate", "fast"], "--learning-rate 'fast' is not a number"),
-        (["sample", "x", "-n", "1.5"], "-n '1.5' is not a whole number"),
-        (["sample", "x", "--count"], "--count has no value; write one behind it"),
-        (["train", "--outt", "x"], "missing: --out; unknown: --outt x"),
+        (
+            ["pretrain", "--out", "x", "--learning-rate", "fast"],
+            "--learning-rate cannot be 'fast'; use --learning-rate FLOAT",
+        ),
+        (["sample", "x", "-n", "1.5"], "-n/--count cannot be '1.5'; use -n INT"),
+        (["sample", "x", "--count"], "Missing value for argument '-n/--count'"),
+        (["train", "--outt", "x"], "Missing from diti train: --out PATH; Unrecognized options: --outt x ("),
         (["train", "--out", "x", "--log-images", "0"], "diti: --log-images is 0; it must be"),
         (["prepare", "x", "--out", ""], "diti: --out is followed by an empty word"),
         (["prepare", "x", "--out="], "diti: --out is followed by an empty word"),
         (["prepare", "", "--out", "x"], "diti: prepare is followed by an empty word"),
         (["prepare", "caf\udce9", "--out", "x"], "is not UTF-8; rename the file or folder"),
         (["prepare", "a\nb\x1b[2J", "--out", "x"], r"diti: a b\x1b[2J does not exist"),
-        (["prepare"], "missing: SRC, --out"),
+        (["prepare"], "Missing from diti prepare: SRC --out PATH ("),
         (["pretrain", "--out", "x"], "--data is missing"),
         (["pretrain", "--data", "d", "--out", "x", "--preset", "celeba3"], "Did you mean 'celeba32'?"),
         (
             ["pretrain", "--data", "d", "--out", "x", "--lr-schedule", "step"],
-            "'step' is unknown; use constant, cosine, hold",
+            "'step' for argument '--lr-schedule'. Expected one of ('constant', 'cosine', 'hold'). (",
+        ),
+        (["pretrain", "--data", "d", "--out", "x", "--lr-schedule", "hol"], "Did you mean 'hold'?"),
+        (
+            ["pretrain", "--data", "d", "--out", "x", "--minutes", "it's"],
+            """--minutes cannot be "it's"; use --min""",
+        ),
+        (["sample", "x", "--seed", "-1"], "diti: --seed is -1; it must be from 0 to 4,294,967,295"),
+        (["explore", "x", "--data", "d", "--axes", "0"], "diti: --axes is 0; it must be from 1 to 1,000"),
+        (["serve", "--port", "70000"], "diti: --port is 70000; it must be from 1 to 65,535"),
+        (["convert", "x", "--out", "y", "--size", "0"], "diti: --size is 0; it must be from 1 to 4,096"),
+        (["analyze", "x", "--data", "d", "--tau", "0.5"], "diti: --tau is 0.5; it must be above 0 and below 0.5"),
+        (
+            ["label", "d", "--model", "m", "--names", "n", "--threshold", "nan"],
+            "--threshold is nan; give a finite",
         ),
     ],
 )
-def test_complaints_are_one_line_with_exit_code_2(words, complaint, capsys):
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_complaints_are_one_line_with_exit_code_2(words, complaint, encoding, capsys, monkeypatch):
+    """Whether or not the terminal has the boxes in which the parser complains."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out := io.BytesIO(), encoding=encoding))
     assert main(words) == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and complaint in shown.err
-    assert shown.err.startswith("diti: ") and shown.err.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert out.getvalue() == b"" and complaint in shown
+    assert shown.startswith("diti: ") and shown.count("\n") == 1
 
 
 def test_a_place_that_cannot_be_written_is_one_line(capsys):
@@ -101,6 +121,26 @@ def test_a_place_that_cannot_be_written_is_one_line(capsys):
 def test_presets_are_listed(capsys):
     assert main(["presets"]) == 0
     assert "toyfaces32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "streams", "code"),
+    [
+        ("presets", ">&-", 0),
+        ("--help", ">&-", 0),
+        ("sample --help", ">&-", 0),
+        ("presets", "<&- >&- 2>&-", 0),
+        ("presetz", ">&- 2>&-", 2),
+        ("presetz", "2>&1 | true", 2),
+        ("--help", "| true", 1),
+        ("sample --help", "| true", 1),
+    ],
+)
+def test_where_nobody_reads_it_ends_quietly(words, streams, code):
+    """A closed stream swallows all; a pipe that was left ends the command, as Python's own do."""
+    shell = f"{{ sleep 0.5; exec {sys.executable} -m diti {words}; }} {streams}; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
 
 
 def test_a_closed_pipe_is_no_traceback():
@@ -118,7 +158,7 @@ def test_public_names_exist_and_others_are_refused():
 
 def test_train_shows_the_settings_of_its_method_and_says_what_needs_no_backbone(capsys):
     assert main(["train", "--method", "simclr", "--data", "toyfaces", "--out", "x"]) == 2
-    assert "--backbone is missing, of which --encoder backbone is made" in (told := capsys.readouterr().err)
+    assert "--backbone is missing, and --encoder backbone is made from it" in (told := capsys.readouterr().err)
     assert "or use --encoder residual" in told
     words = "train --method simclr --encoder residual --data toyfaces --out x --dry-run"
     assert main(words.split()) == 0
@@ -176,7 +216,7 @@ FULL = f"a file: {os.strerror(errno.ENOSPC)}; free space or choose another place
             "not enough memory (CUDA out of memory. Tried);",
         ),
         (out_of_memory, "not enough memory ("),
-        (RecursionError("maximum recursion depth exceeded"), "what was given is nested too deeply to be read"),
+        (RecursionError("maximum recursion depth exceeded"), "the input is nested too deeply to be read"),
         (InputError("two\nlines\x07"), r"two lines\x07"),
     ],
 )
@@ -252,38 +292,52 @@ def test_ctrl_c_that_a_library_turns_into_its_own_error_is_still_ctrl_c(capsys, 
     assert main(["presets"]) == 130 and capsys.readouterr().err.startswith("diti: stopped")
 
 
-@pytest.mark.parametrize("module", ["diti.cli", "tyro"])
-def test_ctrl_c_while_it_starts_is_one_line(module):
-    """As python -m diti, the signal comes when that module is about to be imported."""
+def pressed_at(module, more=""):
+    """`python -m diti --help` whose user presses Ctrl-C when that module is about to be imported."""
     code = f"""
-import os, runpy, signal, sys
+import atexit, os, runpy, signal, sys
 class Press:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Press())
 sys.argv = ["diti", "--help"]
+{more}
 runpy.run_module("diti", run_name="__main__")
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("module", ["diti.cli", "tyro"])
+def test_ctrl_c_while_it_starts_is_one_line(module):
+    ended = pressed_at(module)
     assert ended.returncode == 130, ended.stderr
     assert ended.stderr.startswith("diti: stopped") and ended.stderr.count("\n") == 1
+
+
+def test_ctrl_c_once_more_while_it_ends_is_not_heard():
+    ended = pressed_at("tyro", "atexit.register(os.kill, os.getpid(), signal.SIGINT)")
+    assert ended.returncode == 130 and ended.stderr.count("\n") == 1, ended.stderr
 
 
 # What to type next
 
 
+PROBED = {
+    "model": "m", "method": "diti", "data": {"name": "d"}, "notes": [],
+    "probe": {"mean_ap": None, "mean_r": None, "mean_mse": None, "rows": [], "left_out": [], "protocol": "p"},
+}  # fmt: skip
 FOLDER = 'it\'s my "faces" $HOME/a b'
 NEXT = {  # verb: its words, the work that is not done here, and what that returns
     "demo": (["--out", FOLDER], "diti.demo.run_demo", None),
     "prepare": (["toyfaces:4", "--size", "16", "--out", FOLDER], None, None),
-    "pretrain": (["--data", FOLDER, "--out", FOLDER], "diti.diffusion.pretrain.pretrain", None),
+    "pretrain": (["--data", FOLDER, "--out", FOLDER], "diti.diffusion.pretrain.pretrain_backbone", None),
     "solve": (["--data", FOLDER, "--backbone", "b", "--out", FOLDER],
               "diti.representation.solve.run.solve_model", None),
     "train": (["--data", FOLDER, "--backbone", "b", "--out", FOLDER], "diti.representation.train.train_model",
               SimpleNamespace(facts={}, pictures={}, sentences=())),
     "convert": (["b", "--out", FOLDER], "diti.interop.convert.convert", ["done"]),
-    "probe": ([FOLDER, "--data", FOLDER], "diti.measure.probing.probe_model", {"method": "diti"}),
+    "probe": ([FOLDER, "--data", FOLDER], "diti.measure.probing.probe", PROBED),
     "interpolate": ([FOLDER, f"{FOLDER}/a.png", "b.png"], "diti.edit.interpolate.interpolate_files", ["done"]),
     "manipulate": ([FOLDER, "a.png", "--attribute", "smile", "--data", FOLDER],
                    "diti.edit.manipulate.manipulate_files", ["done"]),

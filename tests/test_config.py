@@ -1,37 +1,24 @@
 import dataclasses
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 
+import diti
 from diti.cli import main
 from diti.config import (
-    RANGES,
     BackboneConfig,
     EncoderConfig,
-    GANConfig,
     PretrainConfig,
     SolutionConfig,
     SolveConfig,
     TrainConfig,
     TrainingConfig,
-    VAEConfig,
-    ViewsConfig,
-    differences,
-    from_mapping,
-    from_options,
-    load_yaml,
-    resolve,
-    to_yaml,
 )
 from diti.core.errors import InputError
+from diti.core.settings import differences, from_mapping, from_options, load_yaml, to_yaml
 from diti.presets import PRESETS, preset
-
-CONFIGS = (
-    PretrainConfig,
-    BackboneConfig, EncoderConfig, GANConfig, SolutionConfig, SolveConfig, TrainConfig, TrainingConfig, VAEConfig,
-    ViewsConfig,
-)  # fmt: skip
+from diti.representation.settings import resolve
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -94,6 +81,7 @@ def test_differences_name_nested_settings():
         ("--log-images", "0", "--log-images is 0"),
         ("--train-batch-size", "-4", "--train-batch-size is -4"),
         ("--learning-rate", "nan", "--learning-rate is nan; give a finite number, above 0"),
+        ("--learning-rate", "1e30", "is 1e+30; it must be above 0 and at most 100 (presets have 1e-4 to 4e-3)"),
         ("--max-grad-norm", "-1", "--max-grad-norm is -1.0; it must be 0 or more (0 = off)"),
         ("--ema-decay", "1", "--ema-decay is 1.0; it must be 0 or more and below 1"),
     ],
@@ -157,9 +145,23 @@ def test_no_float_of_any_setting_may_be_other_than_finite(number):
             kind(**{name: number})
 
 
-def test_ranges_are_those_of_settings():
-    known = {name for name in RANGES if not any(hasattr(k, name) for k in CONFIGS)}
-    assert not known, "a range for a setting that is not there"
+def test_a_range_stands_beside_its_field_and_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "(default: 0.02; above 0 and below 1)" in shown, "tau"
+    assert "(default: 32 64 128 128; from 1 to 8,192)" in shown, "encoder_channels"
+    with pytest.raises(InputError, match="--encoder-channels is 0"):
+        EncoderConfig(encoder_channels=(8, 0))
+    assert SolveConfig(images=None).images is None
+
+
+def test_a_solution_and_an_encoder_have_the_same_features():
+    """Flat in both: files of solved runs and `diti.solve(code_dim=...)` name them so."""
+    solved = from_options(SolveConfig(), {"code_dim": 8, "encoder_time": (5, 70), "encoder_mirror": True}, "here")
+    assert solved.code == EncoderConfig(code_dim=8, encoder_time=(5, 70), encoder_mirror=True)
+    shipped = load_yaml(SolveConfig(), Path(diti.__file__).parent / "assets" / "toyfaces32-diti" / "config.yaml")
+    assert shipped.images == 9562 and shipped.code == EncoderConfig()
 
 
 def test_a_wrong_number_in_a_file_names_the_file(tmp_path):
@@ -192,29 +194,6 @@ def test_command_line_over_yaml_over_preset(tmp_path, diti):
     assert not (tmp_path / "run").exists(), "a dry run writes nothing"
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, ("solved", "matched")),
-        ({"method": "pdae"}, ("solved", "matched")),
-        ({"method": "diffae"}, ("copy", "staged-even")),
-        ({"start": "copy"}, ("copy", "staged-even")),
-        ({"start": "copy", "partition": "matched"}, ("copy", "matched")),
-        ({"partition": "balanced"}, ("solved", "balanced")),
-        ({"code": EncoderConfig(encoder="residual")}, ("copy", "staged-even")),
-    ],
-)
-def test_what_is_left_to_auto_is_decided_by_method_and_encoder(changes, expected):
-    config = resolve(replace(TrainConfig(), **changes))
-    assert (config.start, config.partition) == expected
-    assert resolve(config) == config
-
-
-def test_a_solved_start_needs_the_backbones_features():
-    with pytest.raises(InputError, match="--encoder backbone"):
-        resolve(TrainConfig(start="solved", code=EncoderConfig(encoder="residual")))
-
-
 def test_settings_of_earlier_versions_are_read(tmp_path):
     (tmp_path / "config.yaml").write_text("decoder_start: random\ncode: {encoder_time: 70}\n")
     config = load_yaml(TrainConfig(), tmp_path / "config.yaml")
@@ -233,3 +212,12 @@ def test_options_find_their_section_by_their_plain_name():
         from_options(TrainConfig(), {"training": {"images": 3}}, "here")
     with pytest.raises(InputError, match=r"here: training: images must be int, got '64'"):
         from_options(TrainConfig(), {"images": "64"}, "here")
+
+
+def test_settings_say_how_many_features_are_looked_at():
+    few = SolutionConfig(whitened=5)
+    assert SolveConfig(code_dim=12, solution=few).solution.whitened == 12
+    assert SolveConfig(code_dim=12).solution == SolutionConfig()
+    code = EncoderConfig(code_dim=12)
+    assert resolve(TrainConfig(method="diti", code=code, solution=few)).solution.whitened == 12
+    assert resolve(TrainConfig(method="simclr", code=code, solution=few)).solution == few, "nothing is solved"

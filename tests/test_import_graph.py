@@ -47,8 +47,7 @@ def test_arrows_that_follow_from_others_are_left_out_and_calls_up_are_dotted(pac
         "verbs --> edit",
         "representation -. when called .-> edit",
         "subgraph representation",
-        "files[train, partition, ...]",
-        "solve --> files",
+        "solve --> model",
         "end",
     ]
     assert "diti train: 4 hops, representation.solve.run → representation.model → data.read → core.rng\n" in hops

@@ -1,5 +1,7 @@
 """A sweep of solutions: shared passes give what single ones give, and what is done is skipped."""
 
+import re
+
 import pytest
 import torch
 import yaml
@@ -9,8 +11,9 @@ from tiny import tiny_backbone
 from diti.cli import main
 from diti.config import SolutionConfig, SolveConfig
 from diti.core.errors import InputError
-from diti.report.runs import label_of, read_config
+from diti.reporting.runs import label_of, read_config
 from diti.representation.models.loading import load
+from diti.representation.solve import collect as collecting
 from diti.representation.solve import run as solving
 from diti.representation.solve.run import shared_pass, solve_model
 from diti.sweep.plans import plan_from, read_plan
@@ -65,6 +68,54 @@ def test_a_shared_pass_gives_what_a_pass_of_its_own_gives(swept, file, name, tmp
             for folder in (tmp_path / "alone", swept[0] / f"{name}-s0")
         )
         assert alone.keys() == shared.keys() and all(torch.equal(alone[key], shared[key]) for key in alone)
+
+
+def files_of(folder):
+    """Contents by name, without times, paths and the command that was typed."""
+    found = {}
+    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+        content = file.read_bytes().replace(str(folder).encode(), b"OUT")
+        if file.name in ("log.jsonl", "card.md"):
+            content = re.sub(rb'(?<="seconds": )[\d.]+|\d+(?= s, seed)', b"", content)
+        if file.name == "run.json":
+            content = re.sub(rb'"command": .*', b"", content)
+        found[str(file.relative_to(folder))] = content
+    return found
+
+
+def test_a_sweep_that_is_stopped_while_models_are_written_goes_on(swept, file, tmp_path, monkeypatch, capsys):
+    sweep = yaml.safe_load(file.read_text())
+    sweep["runs"] = {name: sweep["runs"][name] for name in ("balanced", "pdae", "tau")}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    finish, take_in, done, taken = solving.finish, collecting.Pass.take_in, [], []
+
+    def stopped_in_the_second(model, assess, dataset, run, *more):
+        if done:
+            model.save(run.path)
+            raise KeyboardInterrupt
+        done.append(run.path.name)
+        return finish(model, assess, dataset, run, *more)
+
+    def stopped_behind_the_second(model, assess, dataset, run, *more):
+        finish(model, assess, dataset, run, *more)
+        done.append(run.path.name)
+        raise KeyboardInterrupt
+
+    words = ["sweep", str(tmp_path / "sweep.yaml"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(solving, "finish", stopped_in_the_second)
+    assert main(words) == 130
+    monkeypatch.setattr(
+        collecting.Pass, "take_in", lambda job, *given: taken.append(job.seed) or take_in(job, *given)
+    )
+    monkeypatch.setattr(solving, "finish", stopped_behind_the_second)
+    assert main(words) == 130, capsys.readouterr().err
+    assert taken == [], "the pass was over"
+    capsys.readouterr()
+    monkeypatch.setattr(solving, "finish", finish)
+    assert main(words) == 0
+    assert done == ["balanced-s0", "pdae-s0"] and capsys.readouterr().out.count("done before") == 2
+    for name in (*done, "tau-s0"):
+        assert files_of(tmp_path / "out" / name) == files_of(swept[0] / name)
 
 
 def test_a_cut_by_hand_is_kept_to_and_named(swept):

@@ -1,6 +1,6 @@
 """Draw who imports whom in src/diti, room by room, and print how far down the verbs reach.
 
-A room is a folder or file of src/diti; representation's folders are rooms of their own. `--write CONTRIBUTING.md`
+A room is a folder or file of src/diti; those of representation are rooms of their own. `--write CONTRIBUTING.md`
 puts the diagram between two marker comments. Imports that only type checkers see do not count.
 """
 
@@ -34,9 +34,7 @@ def imports(trees: Trees, code: ast.AST, inside_functions: bool) -> set[str]:
 
 def between_rooms(trees: Trees, inside_functions: bool) -> set[tuple[str, str]]:
     def room(module: str) -> str:  # core.rng → core; representation.solve.run → representation.solve
-        first, second = [*module.split("."), ""][:2]
-        is_split = first == SPLIT and any(name.startswith(f"{first}.{second}.") for name in trees)
-        return f"{first}.{second}" if is_split else first
+        return ".".join(module.split(".")[: 2 if module.startswith(SPLIT) else 1])
 
     edges = {(room(a), room(b)) for a, tree in trees.items() for b in imports(trees, tree, inside_functions)}
     return {(a, b) for a, b in edges if a != b and not {a, b} & {"__init__", "__main__"}}
@@ -54,7 +52,7 @@ def without_detours(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def diagram(trees: Trees) -> str:
-    """A mermaid flowchart: all arrows inside the split room, outside of it only those that say more."""
+    """A mermaid flowchart of the arrows that say more than others, with the split room in a frame."""
     edges = between_rooms(trees, inside_functions=True)
     inner = {(a, b) for a, b in edges if a.startswith(SPLIT) and b.startswith(SPLIT)}
     outer = {(a.split(".")[0], b.split(".")[0]) for a, b in edges - inner}
@@ -62,9 +60,8 @@ def diagram(trees: Trees) -> str:
     calls_up = {(a, b) for a, b in outer - loaded if (b, a) in loaded}
     lines = [f"  {a} --> {b}" for a, b in sorted(without_detours(outer - calls_up))]
     lines += [f"  {a} -. when called .-> {b}" for a, b in sorted(calls_up)]
-    lines += [f"  subgraph {SPLIT}", "    files[train, partition, ...]"]
-    drawn = {(a.partition(".")[2] or "files", b.partition(".")[2] or "files") for a, b in inner}
-    lines += [f"    {a} --> {b}" for a, b in sorted(drawn)]
+    drawn = {(a.partition(".")[2], b.partition(".")[2]) for a, b in without_detours(inner)}
+    lines += [f"  subgraph {SPLIT}", *(f"    {a} --> {b}" for a, b in sorted(drawn))]
     return "\n".join(["```mermaid", "flowchart TD", *lines, "  end", "```", ""])
 
 

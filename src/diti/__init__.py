@@ -13,33 +13,43 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.core.errors import InputError as InputError
     from diti.core.images import grid as grid
     from diti.core.objective import LossReport as LossReport
+    from diti.core.progress import quiet as quiet
+    from diti.core.settings import Settings as Settings
+    from diti.data.prepare import prepare as prepare
     from diti.data.prepared import Dataset as Dataset
     from diti.data.sources import open_data as open_data
     from diti.diffusion.backbone import Backbone as Backbone
     from diti.diffusion.backbone import load_backbone as load_backbone
+    from diti.diffusion.pretrain import pretrain as pretrain
     from diti.edit.directions import learn_direction as learn_direction
     from diti.edit.editor import Editor as Editor
     from diti.edit.variations import sample as sample
     from diti.edit.variations import vary as vary
-    from diti.explore.axes import Axis as Axis
-    from diti.explore.axes import find_axes as find_axes
+    from diti.exploring.axes import Axis as Axis
+    from diti.exploring.axes import find_axes as find_axes
+    from diti.exploring.page import explore as explore
+    from diti.exploring.search import search as search
+    from diti.measure.analysis import analyze as analyze
     from diti.measure.baselines import baselines as baselines
+    from diti.measure.counterfactuals import counterfactuals as counterfactuals
+    from diti.measure.probing import probe as probe
     from diti.measure.probing import read_labels as read_labels
-    from diti.representation.features import encode_dataset as encode_dataset
+    from diti.reporting.build import report as report
+    from diti.representation.features import encode as encode
     from diti.representation.methods.base import EncoderObjective as EncoderObjective
     from diti.representation.methods.base import new_encoder as new_encoder
-    from diti.representation.methods.registry import Method as Method
-    from diti.representation.methods.registry import register as register
+    from diti.representation.methods.method import Method as Method
     from diti.representation.models.diffusion import DiTi as DiTi
     from diti.representation.models.loading import load as load
     from diti.representation.models.model import Model as Model
     from diti.representation.models.transformer import DiTiFeatures as DiTiFeatures
     from diti.representation.partition import Partition as Partition
+    from diti.representation.registry import register as register
     from diti.representation.solve.run import solve as solve
     from diti.representation.train import train as train
 else:  # hidden from type checkers, which would take any name for one that __getattr__ gives
     _PUBLIC = {
-        "Axis": "diti.explore.axes",
+        "Axis": "diti.exploring.axes",
         "Backbone": "diti.diffusion.backbone",
         "Dataset": "diti.data.prepared",
         "DiTi": "diti.representation.models.diffusion",
@@ -48,26 +58,36 @@ else:  # hidden from type checkers, which would take any name for one that __get
         "EncoderObjective": "diti.representation.methods.base",
         "InputError": "diti.core.errors",
         "LossReport": "diti.core.objective",
-        "Method": "diti.representation.methods.registry",
+        "Method": "diti.representation.methods.method",
         "Model": "diti.representation.models.model",
         "Partition": "diti.representation.partition",
+        "Settings": "diti.core.settings",
+        "analyze": "diti.measure.analysis",
         "baselines": "diti.measure.baselines",
-        "encode_dataset": "diti.representation.features",
-        "find_axes": "diti.explore.axes",
+        "counterfactuals": "diti.measure.counterfactuals",
+        "encode": "diti.representation.features",
+        "explore": "diti.exploring.page",
+        "find_axes": "diti.exploring.axes",
         "grid": "diti.core.images",
         "learn_direction": "diti.edit.directions",
         "load": "diti.representation.models.loading",
         "load_backbone": "diti.diffusion.backbone",
         "new_encoder": "diti.representation.methods.base",
         "open_data": "diti.data.sources",
+        "prepare": "diti.data.prepare",
+        "pretrain": "diti.diffusion.pretrain",
+        "probe": "diti.measure.probing",
+        "quiet": "diti.core.progress",
         "read_labels": "diti.measure.probing",
-        "register": "diti.representation.methods.registry",
+        "register": "diti.representation.registry",
+        "report": "diti.reporting.build",
         "sample": "diti.edit.variations",
+        "search": "diti.exploring.search",
         "solve": "diti.representation.solve.run",
         "train": "diti.representation.train",
         "vary": "diti.edit.variations",
     }
-    _RENAMED = {"Transformer": "DiTiFeatures"}  # until the next version
+    _RENAMED = {"Transformer": "DiTiFeatures", "encode_dataset": "encode"}  # until the next version
     __all__ = [*_PUBLIC, "__version__"]
 
     def __getattr__(name):

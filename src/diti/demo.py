@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from diti.config import DEFAULT_PRESET, SolutionConfig, SolveConfig, TrainConfig, resolve
+from diti.config import DEFAULT_PRESET, SolutionConfig, SolveConfig, TrainConfig
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture
 from diti.data import toyfaces
@@ -20,12 +20,13 @@ from diti.data.prepared import Dataset
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.data.summary import save_sheet
+from diti.pages.blocks import Figure, Section
 from diti.presets import train_preset
-from diti.report.blocks import Figure, Section
-from diti.report.build import Report, report
-from diti.report.evidence import Effort
-from diti.report.runs import Run
-from diti.report.terminal import print_table
+from diti.reporting.build import Report, build_report
+from diti.reporting.runs import Run
+from diti.reporting.stages import Effort
+from diti.reporting.terminal import print_table
+from diti.representation.settings import resolve
 from diti.sweep.trainings import Plan, check_plan, run_trainings
 
 Solvable = Literal["diti", "pdae"]
@@ -42,7 +43,7 @@ class Length:
     faces: int  # toy faces to draw
     images: int | None = None  # that the closed form passes over; None: as many as its rule asks for
     solution: SolutionConfig = field(default_factory=SolutionConfig)
-    trained: int = 0  # images that each training on from the solution sees; 0: none
+    trained: int = 0  # images that each training from the solution sees; 0: none
     seeds: tuple[int, ...] = (0,)
     effort: Effort = field(default_factory=Effort)
     remark: str
@@ -84,7 +85,7 @@ def choose_length(quick: bool, full: bool, faces: int | None, train: int) -> tup
         raise InputError(f"--faces is {faces}; 128 dims and their probes need {FEWEST_FACES} faces or more")
     usual = LENGTHS[name]
     length = dataclasses.replace(usual, faces=faces or usual.faces, trained=train)
-    if train:  # it starts from a solution by the rule; with any other it would not be known what it adds
+    if train:  # it starts from a solution by the rule; otherwise its gain would not be known
         length = dataclasses.replace(length, images=None, solution=SolutionConfig())
     folder = "demo" if name == "normal" else f"demo-{name}"
     return f"{folder}-train" if train else folder, length
@@ -102,7 +103,7 @@ def run_demo(out: Path, length: Length) -> Report:
     runs = solve_methods(out / "runs", data, length)
     if plan:
         runs += sorted(run_trainings(plan, out / "runs"), key=lambda run: run.name.startswith("pdae"))
-    built = report(
+    built = build_report(
         runs,
         out / "report",
         data=str(data),
@@ -140,7 +141,7 @@ def settings(method: Solvable, seed: int, data: Path, length: Length) -> SolveCo
 
 
 def plan_training(data: Path, length: Length) -> Plan | None:
-    """The trainings that go on from the solutions, by name; None where none was asked for."""
+    """The trainings that continue from the solutions, by name; None where none was asked for."""
     if not length.trained:
         return None
     return Plan(
@@ -162,7 +163,7 @@ def training(method: str, seed: int, data: Path, images: int) -> TrainConfig:
 
 
 def training_adds(runs: Sequence[Run]) -> list[str]:
-    """What a training adds to the solution it began from, a sentence each; empty where nothing was trained."""
+    """What a training adds to the solution it started from, a sentence each; empty where nothing was trained."""
     pairs = [
         (solved, trained)
         for solved in runs
@@ -170,7 +171,7 @@ def training_adds(runs: Sequence[Run]) -> list[str]:
         if trained.path.name == solved.path.name.replace("-solved", "") != solved.path.name
     ]
     return [
-        f"{trained.path.name}: training on for {trained.images:,} images {_gain(solved, trained)}."
+        f"{trained.path.name}: training for {trained.images:,} more images {_gain(solved, trained)}."
         for solved, trained in pairs
     ]
 
@@ -182,10 +183,10 @@ def _gain(solved: Run, trained: Run) -> str:
 
 def lead(length: Length) -> str:
     """What was done, in a sentence or two."""
-    trained = f", then trained on for {length.trained:,} images each" if length.trained else ", without training"
+    trained = f", then trained for {length.trained:,} images each" if length.trained else ", without training"
     return (
         f"DiTi and PDAE, solved in closed form over one frozen diffusion model on {length.faces:,} drawn faces"
-        f"{trained}. No label was looked at. {length.remark}"
+        f"{trained}. No label was used. {length.remark}"
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from diti.config import BackboneConfig, EncoderConfig, PretrainConfig, TrainConfig, TrainingConfig
 from diti.core.errors import InputError, nearest
 
+AUTO = "auto"  # in the place of a preset's name: the one that suits the images
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -59,7 +61,7 @@ def _train_preset(
 
 
 def preset(name: str, also: Sequence[str] = ()) -> PretrainConfig:
-    """The preset of that name. also: other names that its reader may use, for the complaint."""
+    """The preset of that name. also: other names that are allowed, for the message."""
     if name not in PRESETS:
         allowed = [*PRESETS, *also]
         raise InputError(f"preset {name!r} is unknown; use {', '.join(allowed)}.{nearest(name, allowed)}")

@@ -1,9 +1,9 @@
-"""When noise takes an attribute away: section 4.1 and appendix C of the paper, in closed form and measured.
+"""When noise removes an attribute: section 4.1 and appendix C of the paper, in closed form and measured.
 
-Time-steps are code time-steps 0..T-1 (the paper's minus 1). Letters: N pairs of images, G time-steps of a grid,
+Time-steps are code time-steps 0..T-1 (the paper's minus 1). Notation: N pairs of images, G time-steps of a grid,
 T all time-steps, K subsets, D dims of z. A pair (x0, y0 = g_i · x0) differs in one attribute Z_i and nothing else.
 
-Two slips of appendix C: the covariance in its derivation must read Σ = (1 - ᾱ_t) I, and part 2 of its proof must
+Two slips in appendix C: the covariance in its derivation must read Σ = (1 - ᾱ_t) I, and part 2 of its proof must
 say that the *smaller* mean error belongs to the coarser attribute. Eq. 5 itself is right.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,22 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diti.config import TrainingConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
-from diti.core.loop import loss_by_time, make_accelerator, train
-from diti.core.objective import LossReport, Objective
-from diti.core.rng import Draws, numpy_generator, torch_generator
-from diti.core.runs import RunFolder
+from diti.core.rng import numpy_generator
 from diti.data import toyfaces
 from diti.data.attributes import read_table
 from diti.data.decode import decode_file
 from diti.data.readers.toyfaces_source import MOST
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import Schedule, gather, q_sample
-from diti.representation.methods.diti import draw_time, reconstruction_loss
-from diti.representation.models.model import inference
-from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
 
 Reconstruct = Callable[[Tensor, Tensor], Tensor]  # u_θ: (x_t (B, ...), t (B,)) → x̂0 (B, ...)
@@ -44,8 +36,6 @@ Advance = Callable[[int], None]  # told how many images were just computed
 
 UNSEEN = MOST  # index of the first toy face that no dataset called toyfaces:N can hold
 GRID_POINTS, BATCH = 20, 64  # time-steps of a measured curve; pairs at once
-HARMONICS = 4  # numbers by which a continuous factor enters the decoder
-CHECK_FACES, FACES_AT_ONCE = 1_024, 128
 PAIR_COLUMNS = ("attribute", "first", "second")
 
 
@@ -81,8 +71,8 @@ def monte_carlo_error(
     """(N,) Err by its definition (section 4.1) for one draw of noise (N, ...): 0, ½ or 1.
 
     Both images of a pair are noised, reconstructed in one batch, and counted when the reconstruction lies closer
-    to the other image. They share the noise: the two expectations are apart, and one noise rarely fools both, so
-    fewer draws are needed. A tie, which is certain for equal images, counts half, as in eq. 5.
+    to the other image. They share the noise: the two expectations are separate, and one noise rarely fools both,
+    so fewer draws are needed. A tie, which is certain for equal images, counts half, as in eq. 5.
     """
     both = torch.cat([x0, y0])
     steps = torch.full((len(both),), t)
@@ -162,14 +152,14 @@ def lost_at(curve: Sequence[float] | Tensor, timesteps: Sequence[int], tau: floa
 
 @dataclass(frozen=True)
 class Pairs:
-    """Images x0 and g_i · x0 of each attribute, (N, 3, H, W) both, drawn or read when they are asked for."""
+    """Images x0 and g_i · x0 of each attribute, (N, 3, H, W) both, drawn or read on demand."""
 
     counts: dict[str, int]  # attribute → N
     load: Callable[[str], tuple[Tensor, Tensor]]
 
 
 def exact_pairs(count: int, size: int, seed: int) -> Pairs:
-    """Toy faces with exactly one factor changed; faces that no dataset of toy faces holds."""
+    """Toy faces with exactly one factor changed; none of the faces is in a dataset of toy faces."""
 
     def load(attribute: str) -> tuple[Tensor, Tensor]:
         x0, y0 = toyfaces.pairs(attribute, count, size, seed, start=UNSEEN)
@@ -186,7 +176,7 @@ def given_pairs(path: Path, count: int, size: int) -> Pairs:
     files: dict[str, list[tuple[Path, Path]]] = {}
     for row in table.select(PAIR_COLUMNS).to_pylist():
         if None in row.values() or "" in row.values():
-            raise InputError(f"{path} has a row with an empty place ({row}); fill it or remove the row")
+            raise InputError(f"{path} has a row with an empty cell ({row}); fill it or remove the row")
         of_attribute = files.setdefault(str(row["attribute"]), [])
         if len(of_attribute) < count:
             of_attribute.append((path.parent / str(row["first"]), path.parent / str(row["second"])))
@@ -219,7 +209,7 @@ def movement_shares(z_x: Tensor, z_y: Tensor, std: Tensor, partition: Partition)
 def subset_position(subset: int, partition: Partition) -> float:
     """Mean time-step of a subset's segment.
 
-    In `matched` the subset's place among the K, scaled to time: subsets may share a start, and ranks are to tell
+    In `matched` the subset's place among the K, scaled to time: subsets may share a start, and ranks must tell
     them apart.
     """
     if partition.kind == "matched":
@@ -234,7 +224,7 @@ def mean_position(shares: Tensor, partition: Partition) -> float:
 
 
 def spearman(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float:
-    """Rank correlation, ties with their mean rank; places with a nan do not count, a constant gives nan."""
+    """Rank correlation, ties with their mean rank; entries with a nan do not count, a constant gives nan."""
     known = np.isfinite(a) & np.isfinite(b)
     if not known.any():
         return math.nan
@@ -283,113 +273,3 @@ def dominance_kept(distances: Mapping[str, Tensor], lost: Mapping[str, float]) -
     """Part 2 of the theorem: of all attributes (i, j) with i dominant over j, how many have t(Z_i) > t(Z_j)."""
     ordered = [(i, j) for i, j in itertools.permutations(distances, 2) if dominates(distances[i], distances[j])]
     return {"dominant": len(ordered), "lost_later": sum(lost[i] > lost[j] for i, j in ordered)}
-
-
-# ---- A disentangled representation removes the loss: end of appendix C -------------------------------------
-
-
-def factor_codes(factors: toyfaces.Factors, order: Sequence[str]) -> Tensor:
-    """(N, D) the true factors of toy faces as z: ±1 for a binary one, √2 cos(π k u), k = 1..4, for the others.
-
-    Every number has mean 0 and variance 1. The cosines spare the decoder to learn what a colour wheel is.
-    """
-    columns: list[np.ndarray] = []
-    for attribute in map(toyfaces.find, order):
-        u = (factors[attribute.name].astype(np.float64) - attribute.low) / (attribute.high - attribute.low)
-        columns += [2 * u - 1] if attribute.binary else _waves(u)
-    return torch.from_numpy(np.stack(columns, axis=1)).float()
-
-
-def _waves(u: np.ndarray) -> list[np.ndarray]:
-    return [math.sqrt(2) * np.cos(math.pi * k * u) for k in range(1, HARMONICS + 1)]
-
-
-def factor_partition(order: Sequence[str], entries: Sequence[float], timesteps: int) -> Partition:
-    """Factor order[i] enters at time-step entries[i] (rising): one subset per time-step, most of them empty."""
-    widths = [1 if toyfaces.find(name).binary else HARMONICS for name in order]
-    ends = [sum(w for w, entry in zip(widths, entries, strict=True) if entry <= t) for t in range(timesteps)]
-    ends[-1] = sum(widths)
-    return Partition.custom(timesteps, timesteps, sum(widths), ends=ends)
-
-
-class FactorReconstruction(Objective):
-    """Eq. 6 with the true factors in the place of f(x0): only g is trained."""
-
-    def __init__(self, decoder: ShiftDecoder, partition: Partition, order: Sequence[str], seed: int) -> None:
-        super().__init__()
-        self.decoder, self.partition, self.order, self.seed = decoder, partition, order, seed
-
-    def faces(self, start: int, count: int) -> Tensor:
-        """Pictures of the faces at these positions: face i depends on (seed, i) only, and so do its factors."""
-        return to_float(toyfaces.render(toyfaces.sample(count, self.seed, start), self.decoder.backbone.size))
-
-    def losses(self, images: Tensor, t: Tensor, noise: Tensor, start: int) -> Tensor:
-        """(B,) eq. 6 of the faces start .. start + B - 1."""
-        z = factor_codes(toyfaces.sample(len(images), self.seed, start), self.order).to(images.device)
-        return reconstruction_loss(self.decoder, images, t, noise, self.partition.mask(z, t))
-
-    def forward(self, images: Tensor, draws: Draws) -> LossReport:
-        t = draw_time(draws, self.partition.timesteps, None)[0].to(images.device)
-        noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
-        loss = self.losses(images, t, noise, draws.start)
-        return LossReport(total=loss.mean(), per_image=loss, time_share=t.float() / self.partition.timesteps)
-
-    @torch.no_grad()
-    def check(self, faces: int = CHECK_FACES) -> dict[str, Any]:
-        """Mean loss on faces that were not trained on, whole and by time; all time-steps alike."""
-        device = next(self.decoder.parameters()).device
-        rng = torch_generator(self.seed, "sufficiency-check")
-        t = (torch.arange(faces) * self.partition.timesteps // faces)[torch.randperm(faces, generator=rng)]
-        found = []
-        with inference(self):
-            for start in range(0, faces, FACES_AT_ONCE):
-                steps = t[start : start + FACES_AT_ONCE].to(device)
-                images = self.faces(UNSEEN + start, len(steps))
-                noise = torch.randn(images.shape, generator=rng).to(device)
-                found.append(self.losses(images.to(device), steps, noise, UNSEEN + start).cpu())
-        losses = torch.cat(found).double()
-        shares = t / self.partition.timesteps
-        return {"loss": losses.mean().item(), "loss_by_time": loss_by_time(losses, shares)}
-
-
-def sufficiency(
-    backbone: Backbone, lost: Mapping[str, float], images: int, seed: int, faces: int = CHECK_FACES
-) -> dict[str, Any]:
-    """Does the true, ordered, disentangled z remove the loss of eq. 6? End of appendix C, on toy faces.
-
-    Each factor enters at its t(Z_i) (`lost`); against it the same factors in reversed order: the one lost last
-    enters when the first is lost. Same budget (`images` seen), same faces, noise and first weights.
-    """
-    order = sorted(lost, key=lambda name: lost[name])
-    entries = [lost[name] for name in order]
-    record: dict[str, Any] = {"images": images, "order": order, "entries": entries}
-    for name, arrangement in (("ordered", order), ("reversed", order[::-1])):
-        partition = factor_partition(arrangement, entries, backbone.timesteps)
-        decoder = ShiftDecoder(backbone, partition.dims, "copy", seed)
-        objective = FactorReconstruction(decoder, partition, arrangement, seed)
-        frozen = objective.check(faces)  # g is 0 before training
-        record.setdefault("frozen", frozen)
-        record[name] = _trained(objective, images, seed, f"factors {name}", faces)
-        record[name]["removed"] = 1 - record[name]["loss"] / frozen["loss"]
-    return record
-
-
-def _trained(objective: FactorReconstruction, images: int, seed: int, label: str, faces: int) -> dict[str, Any]:
-    """Train g for `images` images and check it with its averaged weights."""
-    config = TrainingConfig(
-        images=images, train_batch_size=32, learning_rate=1e-3, lr_schedule="cosine",
-        lr_warmup_images=images // 10, ema_decay=0.999, flip=False, seed=seed,
-        validate_images=images, checkpoint_images=images,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        weights = train(
-            objective,
-            objective.faces,
-            config,
-            RunFolder(Path(folder)),
-            label=label,
-            evaluate=lambda seen: {},
-            accelerator=make_accelerator(config),
-        )
-    with weights.averaged():
-        return objective.check(faces)

@@ -1,4 +1,4 @@
-"""Jobs as real processes. A package named `diti` that only prints, fails, sleeps or is deaf stands in for ours."""
+"""Jobs as real processes, whose calls print, fail, sleep or are deaf."""
 
 import os
 import signal
@@ -6,50 +6,47 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from diti.core import jobs
-from diti.core.jobs import Job, lanes, last_line, run_jobs
-
-SOURCES = Path(__file__).resolve().parents[2] / "src"
-STAND_IN = """
-import os, signal, sys, time
-what, *words = sys.argv[1:]
-if what == "print":
-    print(*words)
-elif what == "fail":
-    print("starting"); print("it is broken", file=sys.stderr); print(); sys.exit(3)
-elif what == "environment":
-    print(*(os.environ[name] for name in words))
-elif what == "kill":
-    print("so far so good"); os.kill(os.getpid(), signal.SIGKILL)
-else:
-    if what == "deaf":
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print(os.getpid()); time.sleep(60)
-"""
+from diti.core.errors import InputError
+from diti.core.jobs import Job, last_line, run_jobs, usual_jobs
+from diti.core.runs import asked_by, command_line
 
 
-class Said(Job):
-    """A job whose words are given as they are; `words_of` has tests of its own."""
+def fail():
+    print("starting")
+    raise InputError("it is broken")
 
-    @property
-    def words(self):
-        return [str(word) for word in self.command]
+
+def tell_environment(*names):
+    print(*(os.environ[name] for name in names), command_line())
+
+
+def kill():
+    print("so far so good")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleep():
+    print(os.getpid())
+    time.sleep(60)
+
+
+def deaf():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sleep()
 
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """Makes jobs of the stand-in; polls are short."""
-    package = tmp_path / "stand-in" / "diti"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(STAND_IN)
-    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    """Makes jobs of these functions; polls are short."""
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.02)
-    return lambda *words, name="job": Said(name, words, tmp_path / "logs" / f"{name}.log")
+    return lambda call, *given, name="job": Job(name, partial(call, *given), tmp_path / "logs" / f"{name}.log")
 
 
 def alive(process):
@@ -74,13 +71,13 @@ def ended(children):
 def test_all_jobs_run_in_order_and_a_failure_stops_no_other(job):
     told = []
     names = ["first", "broken", "last"]
-    words = {"first": ("print", "hello"), "broken": ("fail",), "last": ("print", "bye")}
-    run_jobs([job(*words[name], name=name) for name in names], 1, lambda child: told.append((child, child.ended)))
+    calls = {"first": (print, "hello"), "broken": (fail,), "last": (print, "bye")}
+    run_jobs([job(*calls[name], name=name) for name in names], 1, lambda child: told.append((child, child.ended)))
     last_told = [child.job.name for child, over in told if over]
     assert last_told == names, "each is told of once when it has ended"
     assert ended(child for child, _ in told) == {
         "first": "",
-        "broken": "exit code 3: it is broken",
+        "broken": "exit code 2: diti: it is broken",
         "last": "",
     }
     assert last_line(told[-1][0].job.log) == ["bye"]
@@ -95,12 +92,12 @@ def test_no_more_run_side_by_side_than_asked_for(job):
         running.discard(child.job.name) if child.ended else running.add(child.job.name)
         most = max(most, len(running))
 
-    run_jobs([job("print", name=str(i)) for i in range(5)], 2, on_poll)
+    run_jobs([job(print, name=str(i)) for i in range(5)], 2, on_poll)
     assert seen == set("01234") and most <= 2 and not running
 
 
 def test_two_run_at_the_same_time(job):
-    both = [job("sleep", name=name) for name in ("one", "other")]
+    both = [job(sleep, name=name) for name in ("one", "other")]
 
     def on_poll(child):
         if all(asleep.log.exists() and last_line(asleep.log) for asleep in both):
@@ -112,21 +109,22 @@ def test_two_run_at_the_same_time(job):
 
 def test_a_job_has_one_thread_and_says_what_it_says_at_once(job):
     names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "PYTHONUNBUFFERED")
-    asked = job("environment", *names)
-    run_jobs([asked], 1, lambda child: None)
-    assert last_line(asked.log) == ["1 PASSIVE 1"]
+    asked = job(tell_environment, *names)
+    with asked_by("diti report runs"):
+        run_jobs([asked], 1, lambda child: None)
+    assert last_line(asked.log) == ["1 PASSIVE 1 diti report runs"]
 
 
 def test_a_killed_job_is_told_by_its_signal(job):
     told = []
-    run_jobs([job("kill")], 1, told.append)
+    run_jobs([job(kill)], 1, told.append)
     assert told[-1].fault == "killed by SIGKILL: so far so good"
 
 
-@pytest.mark.parametrize("what", ["sleep", "deaf"])
+@pytest.mark.parametrize("what", [sleep, deaf])
 def test_an_interrupt_ends_what_runs_and_starts_no_more(job, what, monkeypatch):
-    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.2)
-    first, second = job(what, name="first"), job("print", name="second")
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.2 if what is deaf else 60)
+    first, second = job(what, name="first"), job(print, name="second")
     seen = []
 
     def on_poll(child):
@@ -136,7 +134,7 @@ def test_an_interrupt_ends_what_runs_and_starts_no_more(job, what, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         run_jobs([first, second], 1, on_poll)
-    assert seen[-1].process.returncode == -(signal.SIGKILL if what == "deaf" else signal.SIGINT)
+    assert seen[-1].process.returncode == (-signal.SIGKILL if what is deaf else 130)
     assert not second.log.exists()
 
 
@@ -151,7 +149,7 @@ def default_signals():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_kill_is_an_interrupt_while_jobs_run_and_not_after(job, number, default_signals):
     before = signal.getsignal(number)
-    asleep = job("sleep")
+    asleep = job(sleep)
     sent = []
 
     def on_poll(child):
@@ -176,28 +174,28 @@ def test_a_child_that_is_being_started_is_stopped_too(job, number, monkeypatch):
 
     monkeypatch.setattr(jobs.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([job("sleep", name=name) for name in "ab"], 2, lambda child: None)
+        run_jobs([job(sleep, name=name) for name in "ab"], 2, lambda child: None)
     assert [child.returncode is not None for child in started] == [True]
 
 
 def test_a_second_interrupt_kills_what_does_not_end(job, monkeypatch):
-    deaf = job("deaf")
+    hearing_nothing = job(deaf)
     seen = []
 
     def on_poll(child):
         seen.append(child)
-        if last_line(deaf.log):
+        if last_line(hearing_nothing.log):
             threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([deaf], 1, on_poll)
+        run_jobs([hearing_nothing], 1, on_poll)
     assert seen[-1].process.returncode == -signal.SIGKILL
 
 
 def test_jobs_run_from_another_thread(job):
     told = []
-    thread = threading.Thread(target=run_jobs, args=([job("print", "hello")], 1, told.append))
+    thread = threading.Thread(target=run_jobs, args=([job(print, "hello")], 1, told.append))
     thread.start()
     thread.join(60)
     assert ended(told) == {"job": ""}
@@ -207,12 +205,11 @@ def test_jobs_run_from_another_thread(job):
     sys.platform != "linux", reason="only Linux ends a child with a parent that is killed outright"
 )
 def test_a_job_ends_with_a_parent_that_is_killed(job, tmp_path):
-    asleep = job("sleep")
+    asleep = job(sleep)
     code = (
-        f"import sys; sys.path.insert(0, {str(SOURCES)!r})\n"
-        "from pathlib import Path\nfrom diti.core.jobs import Job, run_jobs\n"
-        "class Sleep(Job):\n    words = ['sleep']\n"
-        f"run_jobs([Sleep('job', None, Path({str(asleep.log)!r}))], 1, lambda child: None)"
+        "from functools import partial\nfrom pathlib import Path\nfrom test_jobs import sleep\n"
+        "from diti.core.jobs import Job, run_jobs\n"
+        f"run_jobs([Job('job', partial(sleep), Path({str(asleep.log)!r}))], 1, lambda child: None)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     try:
@@ -236,12 +233,12 @@ def test_the_last_line_of_a_log_is_the_last_with_words(tmp_path):
 def test_a_lane_for_each_core_or_one_for_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 5})
-    assert lanes() == 3
+    assert usual_jobs() == 3
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert lanes() == 1
+    assert usual_jobs() == 1
 
 
 def test_a_system_that_tells_no_affinity_counts_its_cores(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert lanes() == 6
+    assert usual_jobs() == 6

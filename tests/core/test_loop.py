@@ -8,13 +8,13 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from diti.config import TrainingConfig
 from diti.core.errors import InputError
 from diti.core.loop import how_to_end, learning_rate, loss_by_time, make_accelerator, train
 from diti.core.objective import LossReport, Objective
 from diti.core.rng import stream_seed
 from diti.core.runs import RunFolder
 from diti.core.standing import Diverged
+from diti.core.training import TrainingConfig
 from diti.core.weights import Weights
 
 CONFIG = TrainingConfig(
@@ -64,6 +64,29 @@ def run_loop(
         accelerator=Accelerator(cpu=True),
     )
     return objective, weights
+
+
+def files_of(path):
+    """Contents of a run folder by name. Of what tells the time the rest is compared, or that it is there."""
+    found = {}
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        if file.name == "log.jsonl":
+            found["log.jsonl"] = log_of(path)
+        elif file.parent.name == "tensorboard":
+            found.setdefault("tensorboard", []).append(sorted(scalars_of(file)))
+        else:
+            found[str(file.relative_to(path))] = file.read_bytes()
+    return found
+
+
+def scalars_of(file):
+    """(name, images, value) of TensorBoard's file, but for the speed."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    events = (Event.FromString(raw) for raw in RawEventFileLoader(str(file)).Load())
+    found = [(value.tag, event.step, value.simple_value) for event in events for value in event.summary.value]
+    return [scalar for scalar in found if scalar[0] != "images_per_s"]
 
 
 class Killed(Exception):
@@ -207,8 +230,9 @@ def test_a_fall_goes_back_to_the_last_good_line_at_half_the_rate(tmp_path, capsy
 
 
 def test_after_three_falls_it_ends_and_says_what_to_do(tmp_path):
-    with pytest.raises(Diverged, match=r"after 3 falls.*another --out and --learning-rate 0.0016"):
+    with pytest.raises(Diverged, match=r"after 3 retries.*another --out and --learning-rate 0.0016") as ended:
         run_loop(tmp_path, objective=Falling(forever=True))
+    assert (tmp_path / "diverged.txt").read_text() == f"{ended.value}\n"
     assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["000000000128", "000000000256"]
 
 
@@ -241,7 +265,7 @@ def test_a_killed_run_continues_bit_for_bit_over_its_falls(tmp_path, steps, monk
 def test_a_network_that_learns_to_predict_nothing_begins_again(tmp_path, monkeypatch):
     monkeypatch.setattr("diti.core.health.PATIENCE", 192)
     frozen = dataclasses.replace(CONFIG, learning_rate=1e-9)
-    with pytest.raises(Diverged, match="learned to predict nothing at image 192, after 3 falls"):
+    with pytest.raises(Diverged, match="learned to predict nothing at image 192, after 3 retries"):
         run_loop(tmp_path, frozen, objective=Steep())
     log = RunFolder(tmp_path).read_log()
     assert [(r["images"], r["noticed_at"]) for r in log if "fall" in r] == [(0, 192)] * 3
@@ -269,7 +293,35 @@ def test_stopped_by_hand_it_leaves_its_last_line_as_a_state(tmp_path):
     again, _ = run_loop(tmp_path / "stopped")
     whole, _ = run_loop(tmp_path / "whole")
     assert torch.equal(again.layer.weight, whole.layer.weight)
-    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
+    assert files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moment", ["a step", "a validation", "the last validation"])
+def test_stopped_at_any_moment_and_continued_a_run_leaves_what_a_whole_one_does(tmp_path, moment):
+    def stopped_batches(start, count):
+        if moment == "a step" and start >= 600:  # the last state but one would be of 512 images
+            raise KeyboardInterrupt
+        return batches(start, count)
+
+    def stopped_evaluation(images):
+        if images == {"a validation": 512, "the last validation": 640}.get(moment):
+            raise KeyboardInterrupt
+        return {"validation_loss": 1.0}
+
+    with pytest.raises(KeyboardInterrupt):
+        run_loop(tmp_path / "stopped", batches=stopped_batches, evaluate=stopped_evaluation)
+    run_loop(tmp_path / "stopped")
+    run_loop(tmp_path / "whole")
+    assert files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
+    assert sorted(p.name for p in (tmp_path / "whole" / "state").iterdir()) == ["000000000512", "000000000640"]
+
+
+def test_tensorboard_shows_nothing_from_before_a_fall(tmp_path, monkeypatch):
+    monkeypatch.setattr("diti.core.health.PATIENCE", 192)
+    with pytest.raises(Diverged):
+        run_loop(tmp_path, dataclasses.replace(CONFIG, learning_rate=1e-9), objective=Steep())
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    assert [images for name, images, _ in scalars_of(file) if name == "loss"] == [64, 128]
 
 
 def test_other_networks_do_not_continue_a_run(tmp_path):
@@ -314,11 +366,16 @@ def test_adam_has_the_betas_of_the_objective():
     ]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_precision_for_gpus_is_refused_on_a_cpu():
-    if torch.cuda.is_available():
-        pytest.skip("a GPU is here")
     with pytest.raises(InputError, match="--mixed-precision fp16 does not run on this CPU"):
         make_accelerator(TrainingConfig(mixed_precision="fp16"))
+
+
+def test_a_second_training_of_a_process_may_have_another_precision(monkeypatch):
+    monkeypatch.setattr("diti.core.loop._require_cpu_precision", lambda precision: None)  # nothing is computed
+    for precision in ("no", "bf16", "no"):
+        assert make_accelerator(TrainingConfig(mixed_precision=precision)).mixed_precision == precision
 
 
 def test_learning_rate_warms_up_and_falls():

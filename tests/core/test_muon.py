@@ -95,3 +95,29 @@ def test_what_has_no_gradient_stays():
     groups = [{"params": ours[:2], "orthogonal": True}, {"params": ours[2:], "orthogonal": False}]
     MuonAdam(groups, lr=1.0).step()
     assert all(torch.equal(p, q) for p, q in zip(ours, parameters(), strict=True))
+
+
+@pytest.mark.parametrize("unscaled_before", [False, True])
+def test_steps_of_fp16_are_those_of_unscaled_gradients_and_one_that_overflows_is_skipped(unscaled_before):
+    ours, plain = parameters(), parameters()
+    both, alone = (
+        MuonAdam([{"params": p[:2], "orthogonal": True}, {"params": p[2:]}], lr=0.01, fused=True)
+        for p in (ours, plain)
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(4):
+        for parameter, gradient in zip(ours, gradients(step), strict=True):
+            parameter.grad = scaler.scale(gradient)
+        if overflows := step == 2:
+            ours[0].grad[0] = torch.inf
+        else:
+            for parameter, gradient in zip(plain, gradients(step), strict=True):
+                parameter.grad = gradient
+            alone.step()
+        if unscaled_before:  # as by the clipping of gradients
+            scaler.unscale_(both)
+        scaler.step(both)
+        scaler.update()
+        for parameter, expected in zip(ours, plain, strict=True):
+            torch.testing.assert_close(parameter, expected, atol=1e-6, rtol=0, msg=f"{step=} {overflows=}")
+    assert scaler.get_scale() == 512.0

@@ -113,13 +113,14 @@ def test_files_say_whether_they_are_ours(here):
     pa.parquet.write_table(pa.table({"file": ["a"], "age": [1.0]}), here / "other.parquet")
     texts = {
         "z.csv": "file,split,z000\n",
+        "quoted.csv": '"file","split","z000_t0300"\n',
         "mine.csv": "name,age\n",
         "page.html": "<html></html>",
         "cut.png": "PNG",
     }
     for name, text in texts.items():
         (here / name).write_text(text)
-    assert is_own(here / "z.parquet") and is_own(here / "z.csv")
+    assert all(is_own(here / name) for name in ("z.parquet", "z.csv", "quoted.csv"))
     for name in ("other.parquet", "mine.csv", "page.html", "cut.png", "a.png", "absent.json", "absent.xyz"):
         assert not is_own(here / name), name
     (here / "report.json").write_text(json.dumps(record))

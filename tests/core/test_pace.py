@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from diti.config import TrainingConfig
 from diti.core import pace as pace_file
 from diti.core.loop import learning_rate
 from diti.core.pace import ENDLESS, Pace, Watch
+from diti.core.training import TrainingConfig
 
 MINUTES, BATCH = 10.0, 32
 CONFIG = TrainingConfig(minutes=MINUTES, train_batch_size=BATCH, lr_schedule="cosine", learning_rate=1.0)

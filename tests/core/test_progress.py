@@ -16,6 +16,7 @@ def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(progress._Lines, "last_told", now[0])
+    monkeypatch.setattr(progress, "LINE_SECONDS", 30.0)
     return now
 
 

@@ -1,13 +1,21 @@
 import hashlib
 import json
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
-from diti.config import TrainingConfig
-from diti.core.errors import InputError
+from diti.core.errors import InputError, told
 from diti.core.runs import (
     FINISHED,
     RunFolder,
@@ -19,6 +27,7 @@ from diti.core.runs import (
     versions,
     write_json,
 )
+from diti.core.training import TrainingConfig
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_litter(tmp_path):
@@ -44,6 +53,57 @@ def test_a_file_never_replaces_a_folder(tmp_path):
     with pytest.raises(InputError, match="runs is a folder; name a file"):
         write_json(tmp_path / "runs", {})
     assert [p.name for p in tmp_path.rglob("*")] == ["runs", "precious"]
+
+
+@contextmanager
+def small_files() -> Iterator[None]:
+    """A limit that a write meets as it meets a full disk: with an error that names no file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def write_tensors(path: Path) -> None:
+    with atomic_path(path) as temporary:
+        save_file({"x": torch.zeros(10_000)}, temporary)
+
+
+def write_table(path: Path) -> None:
+    with atomic_path(path) as temporary:
+        pyarrow.parquet.write_table(pa.table({"x": np.random.default_rng(0).random(10_000)}), temporary)
+
+
+def write_array(path: Path) -> None:
+    with atomic_path(path) as temporary, temporary.open("wb") as handle:
+        np.save(handle, np.zeros(10_000))
+
+
+WRITERS = {
+    "text": lambda path: write_json(path, "x" * 20_000),
+    "log": lambda path: RunFolder(path.parent).log(x="x" * 20_000),
+    "tensors": write_tensors,
+    "table": write_table,
+    "array": write_array,
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_cannot_be_written_is_named(tmp_path, kind):
+    path = tmp_path / "log.jsonl"
+    with pytest.raises(Exception) as raised, small_files():  # each library has its own
+        WRITERS[kind](path)
+    line, code = told(raised.value, [])
+    assert code == 2 and line.startswith(f"{path}: ")
+    assert line.endswith("; free space or choose another place")
+
+
+def test_an_error_about_another_file_keeps_its_name(tmp_path):
+    with pytest.raises(OSError) as raised, atomic_path(tmp_path / "out"):
+        (tmp_path / "missing").read_text()
+    assert told(raised.value, [])[0].startswith(f"{tmp_path / 'missing'}: No such file")
 
 
 def test_read_json_names_the_file(tmp_path):
@@ -151,6 +211,32 @@ def test_a_folder_has_one_writer_and_a_dead_one_holds_nothing(tmp_path):
     with run.held():
         run.begin(TrainingConfig(), {})
     assert sorted(p.name for p in run.path.iterdir()) == ["config.yaml", "run.json"]
+
+
+def test_one_that_is_refused_leaves_the_folder_to_its_writer(tmp_path, monkeypatch):
+    """Both found no folder; the other was faster."""
+    run = RunFolder(tmp_path / "run")
+    with subprocess.Popen([sys.executable, "-c", HOLD, run.path], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        exists = Path.exists
+        monkeypatch.setattr(Path, "exists", lambda path, **how: path != run.path and exists(path, **how))
+        with pytest.raises(InputError, match="another diti command is writing"), run.held():
+            pass
+        monkeypatch.undo()
+        assert (run.path / ".lock").exists()
+        other.kill()
+
+
+def test_what_a_kill_has_left_of_files_goes_when_the_run_goes_on(tmp_path):
+    run = RunFolder(tmp_path)
+    run.begin(TrainingConfig(), {})
+    for name in (".card.md.123.part", ".unet.123.old/x", "state/.000000000064.9.part/x", "state/000000000032/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("half")
+    (tmp_path / ".mine").write_text("x")
+    run.begin(TrainingConfig(), {})
+    left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == {"config.yaml", "run.json", "state/000000000032/x", ".mine"}
 
 
 def test_a_folder_made_for_nothing_goes_again(tmp_path):

@@ -77,7 +77,7 @@ def test_a_table_that_does_not_match_says_how_many_and_shows_two(tmp_path):
 def test_a_name_that_stands_for_two_images_is_refused(tmp_path):
     path = tmp_path / "labels.csv"
     path.write_text("file,hat\n01.png,1\n")
-    with pytest.raises(InputError, match="one row stands for both"):
+    with pytest.raises(InputError, match="one row matches both"):
         join_attributes(["a/01.png", "b/01.png"], path)
 
 
@@ -141,3 +141,15 @@ def test_rows_left_out_are_counted_by_their_reason(tmp_path):
     )
     path.write_text("file\na/01.png\nb/02.png\nc d/ä.png\n", encoding="utf-8")
     assert join_attributes(FILES, path)[2] == ("labels.csv has no attributes",)
+
+
+def test_images_in_the_table_do_not_fill_the_message(tmp_path):
+    """Parquet files of the public hub have a column called image, of encoded images."""
+    images = [{"bytes": bytes(range(256)) * 20, "path": None}] * 3
+    pyarrow.parquet.write_table(pa.table({"image": images, "hat": [0, 1, 1]}), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"no column that names the images; call it.*\(found: image, hat\)$"):
+        join_attributes(FILES, tmp_path / "x.parquet")
+    pyarrow.parquet.write_table(pa.table({"file": ["x" * 5000], "hat": [0]}), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="matches none of the 3 images") as told:
+        join_attributes(FILES, tmp_path / "x.parquet")
+    assert len(str(told.value)) < 400

@@ -266,7 +266,7 @@ def test_one_of_several_outputs(dataset, names, tmp_path):
     assert np.allclose(scores_of(dataset.path), true_colours(dataset) / 255, atol=1e-6)
     with pytest.raises(InputError, match="has 3 outputs; name one with --output: negative, pooled, whole"):
         label_dataset(dataset.path, model, names)
-    with pytest.raises(InputError, match=r"--output poled is none of .*Did you mean 'pooled'"):
+    with pytest.raises(InputError, match=r"--output poled is not in .*Did you mean 'pooled'"):
         label_dataset(dataset.path, model, names, output="poled")
     with pytest.raises(InputError, match=r"output 'whole' is \(\) for 12 images; it must be a row"):
         label_dataset(dataset.path, model, names, output="whole")
@@ -275,7 +275,7 @@ def test_one_of_several_outputs(dataset, names, tmp_path):
 def test_a_layout_that_cannot_be_seen_is_asked_for(dataset, names, tmp_path):
     model = colour_means(tmp_path / "colours.onnx", (None, None, None, None), axes=(1, 2))
     with pytest.raises(
-        InputError, match="does not tell where the channels are; add --layout nchw or --layout nhwc"
+        InputError, match="does not show where the channels are; add --layout nchw or --layout nhwc"
     ):
         label_dataset(dataset.path, model, names)
     label_dataset(dataset.path, model, names, layout="nhwc", normalisation="unit")

@@ -20,8 +20,9 @@ from PIL import Image
 from diti.core.errors import InputError
 from diti.core.locks import locked
 from diti.core.machine import available_cores
+from diti.core.runs import read_json
 from diti.data.parts import _amount
-from diti.data.prepare import prepare
+from diti.data.prepare import PLAN, _finish, prepare
 from diti.data.prepared import open_dataset
 from diti.data.source import ReadOptions
 from diti.data.sources import KINDS, find_source, open_data
@@ -84,31 +85,106 @@ def test_a_changed_source_is_noticed(image_folder, tmp_path):
         prepare(source(image_folder), tmp_path / "out", 16)
 
 
-def start(*words: object, **keywords: object) -> subprocess.Popen:
+def start(*words: object, stderr: int = subprocess.DEVNULL) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "diti", "prepare", *map(str, words)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **keywords,
+        stdout=subprocess.DEVNULL, stderr=stderr, text=True, process_group=0,
     )  # fmt: skip
 
 
-def test_kill_in_the_middle_then_the_same_command_gives_the_same_bytes(tmp_path, diti):
-    words = ("toyfaces:6000", "--size", 32)
-    process = start(*words, "--out", tmp_path / "killed")
-    done = tmp_path / "killed" / "done.part"
+def in_the_middle(process: subprocess.Popen, out: Path, images: int) -> None:
+    """Wait until some of its images are done and most are not."""
+    done = out / "done.part"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
-        if done.exists() and done.stat().st_size > 4 * 6000 and 200 < np.count_nonzero(np.load(done)) < 5000:
-            break
+        if done.exists() and done.stat().st_size > 4 * images and np.count_nonzero(np.load(done)) > 200:
+            return
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    before = np.count_nonzero(np.load(done))
-    assert 0 < before < 6000 and not (tmp_path / "killed" / "dataset.json").exists(), "killed too late to tell"
+    raise AssertionError("it has ended, or never begun")
+
+
+def workers_of(process: subprocess.Popen) -> list[int]:
+    """Its children that decode; the tracker that Python starts beside them ends after it."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def runs(worker: int) -> bool:
+    try:
+        return Path(f"/proc/{worker}/cmdline").read_bytes() != b""  # empty where nobody has taken note of its end
+    except OSError:
+        return False
+
+
+def have_ended(workers: list[int]) -> bool:
+    deadline = time.monotonic() + 20
+    while any(map(runs, workers)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(runs, workers))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_in_the_middle_then_the_same_command_gives_the_same_bytes(tmp_path, diti, how):
+    words = ("toyfaces:3000", "--size", 64, "--workers", 2)
+    process = start(*words, "--out", tmp_path / "stopped", stderr=subprocess.PIPE)
+    in_the_middle(process, tmp_path / "stopped", 3000)
+    workers = workers_of(process)
+    assert len(workers) == 2
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)  # as the terminal sends it
+    else:
+        process.send_signal(how)
+    _, said = process.communicate()
+    assert have_ended(workers)
+    if how == signal.SIGINT:
+        assert process.returncode == 130 and "Traceback" not in said
+    assert not (tmp_path / "stopped" / "dataset.json").exists()
     with pytest.raises(InputError, match="not a complete dataset folder"):
-        open_dataset(tmp_path / "killed")
-    for name in ("killed", "clean"):
-        assert diti("prepare", *words, "--out", tmp_path / name).returncode == 0
-    assert contents(tmp_path / "killed") == contents(tmp_path / "clean")
+        open_dataset(tmp_path / "stopped")
+    assert diti("prepare", *words, "--out", tmp_path / "stopped").returncode == 0
+    prepare(source("toyfaces:3000", size=64), tmp_path / "clean", 64)
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "clean")
+
+
+def test_a_worker_that_dies_is_one_line(tmp_path):
+    process = start("toyfaces:3000", "--size", 64, "--workers", 2, "--out", tmp_path, stderr=subprocess.PIPE)
+    in_the_middle(process, tmp_path, 3000)
+    workers = workers_of(process)
+    os.kill(workers[0], signal.SIGKILL)
+    _, said = process.communicate()
+    assert process.returncode == 2 and have_ended(workers)
+    assert said.splitlines()[-1].startswith("diti: a decoding process died") and "Traceback" not in said
+
+
+SCRIPT = """
+import multiprocessing
+import threading
+
+import torch
+
+import diti
+
+multiprocessing.set_start_method("forkserver")
+torch.ones(300, 300) @ torch.ones(300, 300)
+
+
+def look():
+    data = diti.open_data("toyfaces:600", 16)
+    print(len(data), (data.images.reshape(600, -1).max(axis=1) == 0).sum())
+
+
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+"""
+
+
+def test_whatever_a_script_chose_its_images_are_decoded(tmp_path):
+    """Python 3.14 starts processes by a fork server; and few scripts have a guard around what they do."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ran = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=120)
+    complaints = [line for line in ran.stderr.splitlines() if not line.startswith("preparing toyfaces")]
+    assert (ran.stdout, complaints) == ("600 0\n", [])
 
 
 def test_systems_that_reserve_no_space_and_tell_no_cores(tmp_path, monkeypatch):
@@ -142,6 +218,15 @@ def test_disk_space_is_checked_before_writing(tmp_path):
     with pytest.raises(InputError, match=r"images of 1024 px need .* [GT]B and .* has .* [GT]B free"):
         prepare(faces, tmp_path / "out", 1024)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_full_cache_is_told_as_such(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
+    with pytest.raises(InputError, match=r"free; free space, or set DITI_CACHE to another folder$"):
+        open_data("toyfaces:100", 32)
+    with pytest.raises(InputError, match=r"free; free space, or choose another --out, or a smaller --size$"):
+        prepare(source("toyfaces:100", size=32), tmp_path / "out", 32)
 
 
 def test_a_limit_hit_while_writing_is_one_line(tmp_path, diti):
@@ -181,14 +266,14 @@ def test_foreign_files_in_the_target_are_left_alone(image_folder, tmp_path):
         (("toyfaces:0",), "toyfaces:0 is not understood"),
         (("toyfaces:9", "--size", 8), "size"),
         (("toyfaces:9", "--size", 5000), "size"),
-        (("toyfaces:9",), "toyfaces:9 is drawn at any size and none is given; say which: .*--size 32"),
-        (("TALL",), r"tall has no size of its own \(an image of 40×30 px, crop centre\); say .*--size 64"),
+        (("toyfaces:9",), "toyfaces:9 can be drawn at any size and none is given; add .*--size 32"),
+        (("TALL",), r"tall has no size of its own \(an image of 40×30 px, crop centre\); give .*--size 64"),
         (("IMAGES", "--crop", "lfw"), r"has no size of its own \(an image of 40×40 px, crop lfw\)"),
         (("toyfaces:9", "--size", 16, "--crop", "middle"), "crop 'middle' is unknown"),
         (("IMAGES", "--kind", "celebb"), "--kind celebb is unknown; use .*Did you mean 'celeba'"),
         (("EMPTY",), "holds no images"),
         (("BROKEN",), r"none of the 2 images can be read; the first: 0\.png"),
-        (("TEXT",), r"notes\.txt is of no kind that can be read"),
+        (("TEXT",), r"notes\.txt is not a kind of data that can be read"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, line, image_folder, tmp_path, diti_here):
@@ -228,7 +313,7 @@ def test_without_a_size_images_keep_the_one_they_all_have(image_folder, tmp_path
     Image.new("RGB", (48, 48)).save(image_folder / "b" / "other.png")
     with pytest.raises(InputError, match=r"no size of its own \(an image of (40×40|48×48) px.*size=64"):
         open_data(image_folder)
-    with pytest.raises(InputError, match=r"toyfaces:5 is drawn at any size and none is given.*size=32"):
+    with pytest.raises(InputError, match=r"toyfaces:5 can be drawn at any size and none is given.*size=32"):
         open_data("toyfaces:5")
 
 
@@ -292,11 +377,37 @@ def test_what_is_damaged_of_a_stopped_run_is_decoded_again(stopped, image_folder
     assert found.hash == expected.hash and found.info["skipped"] == 0
 
 
+def test_rows_that_nobody_decoded_are_not_passed_for_images(stopped, image_folder):
+    done = np.load(stopped / "done.part", mmap_mode="r+")
+    done[[3, 4]] = 0
+    with pytest.raises(InputError, match=r"1 of 12 images were not decoded.*same command continues"):
+        _finish(source(image_folder), stopped, read_json(stopped / PLAN), {4: "not an image"})
+    assert not (stopped / "dataset.json").exists()
+
+
 def test_only_lost_images_are_decoded_again(stopped, image_folder, caplog):
     zeros_at_the_end(stopped / "images.part")
     prepare(source(image_folder), stopped, 16)
     (line,) = caplog.messages
     assert re.match(r"[67] images in .*images\.part are damaged and are decoded again", line)
+
+
+LITTER = (".table.parquet.123.part", ".dataset.json.99.part", ".lock")
+
+
+def test_what_kills_have_left_goes_with_the_next_run(stopped, image_folder, tmp_path):
+    """Equal commands leave equal files: also one that was killed at the very end, or is overwritten."""
+    whole = contents(prepare(source(image_folder), tmp_path / "whole", 16).path)
+    for litter, keywords in ((LITTER, {}), ((*LITTER, "done.part"), {}), (LITTER, {"overwrite": True})):
+        for name in litter:
+            (stopped / name).write_bytes(b"")
+        prepare(source(image_folder), stopped, 16, **keywords)
+        assert contents(stopped) == whole
+    cached = open_data(image_folder, 16).path
+    before = contents(cached)
+    (cached / "dataset.json").unlink()
+    (cached / LITTER[0]).write_bytes(b"")
+    assert contents(open_data(image_folder, 16).path) == before
 
 
 @pytest.mark.parametrize("text", ["[]", "", "null", "{"])

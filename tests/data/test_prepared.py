@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from tiny import tiny_model
 
 from diti.core.errors import InputError
@@ -18,7 +19,7 @@ from diti.data import contents
 from diti.data.prepare import prepare
 from diti.data.prepared import Stream, open_dataset
 from diti.data.source import ReadOptions
-from diti.data.sources import find_source
+from diti.data.sources import find_source, open_data
 from diti.data.split import hash_splits, split_by_hash
 from diti.representation.features import encoder_codes
 
@@ -43,6 +44,39 @@ def test_rows_labels_and_attributes(dataset):
         dataset.labels(["hatt"])
     with pytest.raises(InputError, match="split 'dev' is unknown"):
         dataset.rows("dev")
+
+
+def test_images_too_few_for_a_split_are_for_training(tmp_path):
+    (tmp_path / "one").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "one" / "0.png")
+    assert split_by_hash("0.png") == "test"
+    assert len(open_data(tmp_path / "one").rows("train")) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("explore", "toyfaces32-diti", "--out", "explored"),
+        ("analyze", "toyfaces32-diti", "--out", "analysed"),
+        ("probe", "toyfaces32-diti", "--out", "probe.json"),
+        ("train", "--backbone", "toyfaces32", "--out", "run"),
+        ("train", "--method", "simclr", "--encoder", "residual", "--out", "run"),
+        ("solve", "--backbone", "toyfaces32", "--out", "run"),
+        ("pretrain", "--preset", "toyfaces32", "--out", "run"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_data_without_training_images_is_told_at_once(words, tmp_path, diti_here):
+    for index in range(4):
+        (tmp_path / "own").mkdir(exist_ok=True)
+        Image.new("RGB", (32, 32), (index, 0, 0)).save(tmp_path / "own" / f"{index}.png")
+    rows = [f"{index}.png,{('test', 'valid')[index // 2]},{index % 2}\n" for index in range(4)]
+    (tmp_path / "own" / "attributes.csv").write_text("file,split,hat\n" + "".join(rows))
+    result = diti_here(*words, "--data", "own", cwd=tmp_path)
+    assert result.returncode == 2 and sorted(p.name for p in tmp_path.iterdir()) == ["own"]
+    assert result.stderr.splitlines()[-1].startswith(
+        "diti: own has no training images (valid 2, test 2); mark some"
+    )
 
 
 def test_pixels_flip_only_where_asked_and_never_on_disk(dataset):
@@ -90,12 +124,12 @@ def with_words(table):
         (with_info(lambda _: None), "does not describe a dataset"),
         (with_info(lambda _: {}), "has no name"),
         (with_info(lambda info: info | {"splits": 3}), "has no splits"),
-        (with_info(lambda info: info | {"files": []}), "no records of files"),
-        (with_info(lambda info: info | {"files": {"images.npy": {}}}), "no records of files"),
+        (with_info(lambda info: info | {"files": []}), "not records of files"),
+        (with_info(lambda info: info | {"files": {"images.npy": {}}}), "not records of files"),
         (with_info(lambda info: info | {"predicted": ["hat"]}), "does not name columns"),
-        (lambda d: (d.path / "images.npy").write_bytes(b""), r"images\.npy is no array"),
-        (lambda d: (d.path / "images.npy").write_bytes((d.path / "images.npy").read_bytes()[:-1]), "no array"),
-        (lambda d: (d.path / "images.npy").write_bytes(b"PK\x03\x04 an archive"), "no array"),
+        (lambda d: (d.path / "images.npy").write_bytes(b""), r"images\.npy is not an array"),
+        (lambda d: (d.path / "images.npy").write_bytes((d.path / "images.npy").read_bytes()[:-1]), "not an array"),
+        (lambda d: (d.path / "images.npy").write_bytes(b"PK\x03\x04 an archive"), "not an array"),
         (lambda d: np.save(d.path / "images.npy", np.zeros((60, 16, 8, 3), np.uint8)), "instead of uint8"),
         (lambda d: np.save(d.path / "images.npy", np.zeros((60, 16, 16, 3))), "instead of uint8"),
         (lambda d: np.save(d.path / "images.npy", np.zeros((0, 16, 16, 3), np.uint8)), "is empty"),
@@ -105,7 +139,7 @@ def with_words(table):
         (lambda d: replace_table(d, lambda t: t.drop_columns(["split"])), "no column 'split'"),
         (lambda d: replace_table(d, lambda t: t.append_column("hat", t["hat"])), "column 'hat' twice"),
         (lambda d: replace_table(d, lambda t: t.append_column("note", t["file"])), "attribute 'note' of string"),
-        (lambda d: replace_table(d, with_words), "split 'somewhere', which is none of train, valid, test"),
+        (lambda d: replace_table(d, with_words), "split 'somewhere', which is not one of train, valid, test"),
     ],
 )
 def test_whatever_is_damaged_is_told_in_one_line(dataset, damage, words):

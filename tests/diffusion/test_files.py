@@ -59,7 +59,7 @@ def test_a_bare_network_gets_ddpm_s_schedule_and_says_so(tmp_path, caplog):
     x, t = noisy(backbone)
     assert torch.equal(backbone(x, t), unet(x, t).sample)
     assert backbone.timesteps == 1000 and backbone.prediction_type == "epsilon"
-    assert "taking DDPM's linear betas" in caplog.text
+    assert "using DDPM's linear betas" in caplog.text
 
 
 def test_old_hub_layout_and_names_load(tmp_path):
@@ -169,6 +169,6 @@ def test_a_hub_id_without_network_is_one_clear_line(monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match="'nobody/no-such-diffusion-model' is no folder here") as caught:
+    with pytest.raises(InputError, match="'nobody/no-such-diffusion-model' is not a folder") as caught:
         load_backbone("nobody/no-such-diffusion-model")
     assert "\n" not in str(caught.value)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
 from diti.diffusion.backbone import build_backbone, load_backbone
-from diti.diffusion.pretrain import Denoising, pretrain, target_and_output, validation_losses
+from diti.diffusion.pretrain import Denoising, pretrain_backbone, target_and_output, validation_losses
 from diti.diffusion.schedule import dm_loss_eps
 
 TINY = (
@@ -40,6 +41,17 @@ def losses(run):
 
 def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def left_by(run):
+    """Names of files and, but for what tells times and paths, their contents."""
+    found = {}
+    for file in (path for path in run.rglob("*") if path.is_file()):
+        telling = file.name in ("log.jsonl", "card.md", "run.json") or file.parent.name == "tensorboard"
+        name = re.sub(r"tfevents\..*", "tfevents", str(file.relative_to(run)))
+        assert name not in found, "one file for TensorBoard"
+        found[name] = None if telling else file.read_bytes()
+    return found
 
 
 def test_a_run_leaves_a_backbone_with_its_card(tmp_path, capsys):
@@ -83,6 +95,7 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_bits(tmp_path,
     assert main([*words, str(tmp_path / "killed")]) == 0
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
+    assert left_by(tmp_path / "whole") == left_by(tmp_path / "killed")
 
 
 def test_two_processes_with_half_the_batch_equal_one(tmp_path):
@@ -133,7 +146,7 @@ def test_other_settings_do_not_continue_a_run(tmp_path, capsys):
         "--backbone",
     ]
     assert main([*words, run]) == 2
-    assert "which is read; choose a place outside of it" in capsys.readouterr().err
+    assert "which is read; choose a place outside it" in capsys.readouterr().err
     assert main([*words, "toyfaces32"]) == 2
     assert "holds a run of diti pretrain; choose a new" in capsys.readouterr().err
 
@@ -146,12 +159,20 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
 
 
 def test_a_rate_that_is_too_high_stops_with_advice(tmp_path, capsys):
-    words = ["pretrain", *TINY, "--images", "6400", "--learning-rate", "1e30", "--max-grad-norm", "0", "--out"]
-    assert main([*words, str(tmp_path / "run")]) == 2
-    shown = capsys.readouterr()
-    assert shown.out.count("back to image 0, rate") == 3
-    assert "after 3 falls" in shown.err
-    assert "start again with another --out and --learning-rate 3.1e+28" in shown.err
+    run = tmp_path / "run"
+    words = ["pretrain", *TINY, "--images", "128", "--out", str(run)]
+    too_high = ["--learning-rate", "100", "--max-grad-norm", "0"]
+    for _ in range(2):
+        assert main([*words, *too_high]) == 2
+        shown = capsys.readouterr()
+        assert shown.out.count("back to image 0, rate") == 3
+        assert "after 3 retries" in shown.err
+        assert "start again with --learning-rate 0.004, or" in shown.err, "more than the preset's is never advised"
+        assert shown.err == f"diti: {(run / 'diverged.txt').read_text()}", "the folder tells why"
+        assert sum("fall" in line for line in RunFolder(run).read_log()) == 3, "and how"
+    assert main([*words, "--learning-rate", "0.004"]) == 0, "there is nothing to continue, so it starts anew"
+    assert not (run / "diverged.txt").exists()
+    assert not any("fall" in line for line in RunFolder(run).read_log())
 
 
 def test_a_network_that_fell_to_predicting_nothing_begins_again_and_learns(tmp_path, capsys, monkeypatch):
@@ -169,9 +190,9 @@ def test_a_network_that_fell_to_predicting_nothing_begins_again_and_learns(tmp_p
 
 
 def test_fine_tuning_starts_from_the_given_backbone(tmp_path):
-    pretrain(config(), tmp_path / "base")
+    pretrain_backbone(config(), tmp_path / "base")
     frozen = dataclasses.replace(config(learning_rate=1e-12), init=str(tmp_path / "base"))
-    pretrain(frozen, tmp_path / "tuned")
+    pretrain_backbone(frozen, tmp_path / "tuned")
     assert all(
         torch.allclose(a, b, atol=1e-6)
         for a, b in zip(weights(tmp_path / "base").values(), weights(tmp_path / "tuned").values(), strict=True)

@@ -60,3 +60,20 @@ def test_a_settings_file_may_ask_for_it(tmp_path, capsys):
     assert main(["pretrain", "--config", str(tmp_path / "c.yaml"), "--out", "x", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "preset: toyfaces32\n" in shown and "seed: 3" in shown and "unshuffle: 2" in shown
+
+
+@pytest.mark.parametrize("spelling", [["--preset", "auto"], ["--preset=auto"]])
+@pytest.mark.parametrize("named", ["", "preset: celeba64\n"])
+def test_both_spellings_name_the_preset_that_was_chosen(tmp_path, capsys, spelling, named):
+    (tmp_path / "c.yaml").write_text(f"{named}training:\n  seed: 3\n")
+    words = [
+        "pretrain",
+        *spelling,
+        "--data=toyfaces:60",
+        f"--config={tmp_path / 'c.yaml'}",
+        "--out=x",
+        "--dry-run",
+    ]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "preset: toyfaces32\n" in shown and "seed: 3" in shown and "channels:\n  - 32\n  - 32\n" in shown

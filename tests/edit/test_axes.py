@@ -47,7 +47,11 @@ def test_the_verb(model, faces, tmp_path, capsys):
     assert "wrote" in capsys.readouterr().out and (tmp_path / "out.png").is_file()
     for wrong, complaint in (
         (["--axis", "99"], "axis 99 does not exist"),
-        (["--axis", "1", "--attribute", "hat"], "--axis moves along axes alone"),
+        (["--axis", "z099"], "axis 99 does not exist"),
+        (["--axis", "1", "--attribute", "hat"], "--axis moves along axes alone; leave --attribute out"),
+        (["--axis", "1", "--stop-guidance", "1.5", "--dims", "999"], "leave --dims, --stop-guidance out"),
+        (["--axis", "1", "--subset", "late", "--save-as", "x"], "leave --subset, --save-as out"),
+        (["--axis", "1", "--selection", "weight", "--along", "weight"], "leave --selection, --along out"),
         (["--axis", "1", "--scale", "x"], "--scale 'x' is not a list of numbers"),
         ([], "name what to change: --attribute NAME, --axis AXIS, or example images with --like"),
     ):

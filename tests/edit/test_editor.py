@@ -72,7 +72,7 @@ def test_the_image_is_inverted_once(named, faces, monkeypatch):
     ("moves", "complaint"),
     [
         ({12: 1.0}, "axis 12 does not exist"),
-        ({"hat": 1.0}, "no axis is called 'hat'.*named are beard"),
+        ({"hat": 1.0}, "no axis is called 'hat'.*names in use: beard"),
         ({1: float("nan")}, "scale nan is not a number"),
         ({1: "much"}, "scale 'much' is not a number"),
     ],
@@ -85,7 +85,7 @@ def test_what_cannot_be_moved_is_told(editor, moves, complaint):
 def test_what_cannot_be_edited_is_told(named, faces, direction, editor):
     with pytest.raises(InputError, match="no variant was given"):
         editor.draw_each([])
-    with pytest.raises(InputError, match="learned from another encoder"):
+    with pytest.raises(InputError, match="learned from an encoder other"):
         editor.draw({dataclasses.replace(direction, encoder="other"): 1.0})
     with pytest.raises(InputError, match="sampling"):
         named.edit(faces, 0)

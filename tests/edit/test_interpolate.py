@@ -13,12 +13,12 @@ from diti.edit.interpolate import (
     DIRECTIONS,
     Variant,
     check_scales,
-    chosen_dims,
     cut_of,
     decode_distinct,
     interpolate,
     interpolate_files,
     mix_variants,
+    moved_dims,
     plan,
 )
 from diti.edit.invert import Inverted
@@ -204,7 +204,7 @@ def test_a_model_of_one_subset_borrows_a_balanced_split(one_subset, faces):
 
 def test_a_given_partition_chooses_the_dims(model, faces):
     lent = Partition.custom(1000, 6, 12, ends=[1, 2, 3, 4, 5, 12])
-    assert torch.equal(chosen_dims(lent, "5"), torch.arange(12) >= 5)
+    assert torch.equal(moved_dims(lent, "5"), torch.arange(12) >= 5)
     result = interpolate(model, *faces, ["5"], [1], partition=lent, sampling_steps=2)
     assert result.partition == lent and result.notes == ()
     assert not torch.equal(result.images, interpolate(model, *faces, ["5"], [1], sampling_steps=2).images)
@@ -224,7 +224,7 @@ def test_a_given_partition_chooses_the_dims(model, faces):
 )
 def test_empty_and_unknown_subsets(ends, subset, message):
     with pytest.raises(InputError, match=message):
-        chosen_dims(Partition.custom(1000, len(ends), 12, ends=ends), subset)
+        moved_dims(Partition.custom(1000, len(ends), 12, ends=ends), subset)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_the_authors_network(parity):
     assert torch.equal(image_of(result, "all", "a_to_b", 1), result.reconstructions[1])
     assert torch.equal(image_of(result, "early", "b_to_a", 0), result.reconstructions[1])
     z = expected["z"][:2]  # the authors' own code of both images
-    swapped = torch.where(chosen_dims(network.partition, "early"), z[1], z[0])[None]
+    swapped = torch.where(moved_dims(network.partition, "early"), z[1], z[0])[None]
     x_T = network.infer_noise(torch.stack([a, b]), z, sampling_steps=2)
     alone = network.decode(swapped, x_T[1:], sampling_steps=2, clamp=False)
     assert close(image_of(result, "early", "a_to_b", 1), alone[0])

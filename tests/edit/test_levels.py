@@ -35,4 +35,4 @@ def test_the_verb_draws_both_and_the_mix(model, faces, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "m.png" in shown and "next:" in shown
     assert main([*words, "--fine", "C"]) == 2
-    assert "--fine 'C' is unknown; use A, B" in capsys.readouterr().err
+    assert "invalid choice 'C' for argument '--fine'. Expected one of ('A', 'B')" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def model(model):
 
 @pytest.fixture(scope="session")
 def labelled(model):
-    """200 toy faces whose attributes are planted in the codes: `mark` (dims 1, 4), `amount` (dim 7), `always`."""
+    """200 toy faces whose attributes are planted in the codes: `mark` (dims 1, 4), `amount` (dim 7); all alike."""
     images = toyfaces.render(toyfaces.sample(200, seed=5), 16)
     z = model.encode(images).numpy()
     z = (z - z.mean(0)) / z.std(0)
@@ -55,6 +55,7 @@ def labelled(model):
         "mark": pa.array((z[:, 1] - 2 * z[:, 4] + 0.1 * noise > 0).astype(np.int8)),
         "amount": pa.array((z[:, 7] + 0.1 * noise).astype(np.float32)),
         "always": pa.array(np.ones(200, np.int8)),
+        "steady": pa.array(np.full(200, 2.5, np.float32)),
     }
     return Dataset(Path("faces"), images, pa.table(columns), {"name": "faces", "hash": "abc"})
 
@@ -216,7 +217,7 @@ def test_stopped_guidance_asks_for_z_at_the_high_steps_only(model, faces, monkey
 
 def test_a_direction_of_another_encoder_is_refused(model, faces):
     other = dataclasses.replace(a_direction(model), encoder="0" * 64)
-    with pytest.raises(InputError, match=r"'mark' .* another encoder"):
+    with pytest.raises(InputError, match=r"'mark' .* an encoder other"):
         manipulate(model, faces, other)
 
 
@@ -280,7 +281,8 @@ def test_what_cannot_be_learned_is_told_in_one_line(model, labelled):
         ("marc", {}, r"no attribute 'marc' .* Did you mean 'mark'"),
         ("mark", {"dims": 13}, r"dims is 13; z of this model has 12 dims: use 1 to 12"),
         ("mark", {"dims": 0}, r"dims is 0"),
-        ("always", {"dims": 2}, r"'always' is 1 in all 140 train rows"),
+        ("always", {"dims": 2}, r"'always' is 1 in all 140 train rows .* needs images with and without it"),
+        ("steady", {"dims": 2}, r"'steady' is 2.5 in all 140 train rows .* needs images in which it differs"),
         ("mark", {"dims": 2, "selection": "best"}, r"selection is 'best'; allowed: "),
         ("mark", {"dims": 2, "codes": np.zeros((3, 12), np.float32)}, r"codes have shape \(3, 12\)"),
     ):

@@ -11,8 +11,9 @@ from PIL import Image
 from diti.core.errors import InputError
 from diti.core.images import to_uint8
 from diti.edit.variations import draw, sample, save_new_images, save_samples, save_variations, vary
+from diti.representation.models.latent import encoder_file_hash, load_latent
 from diti.representation.models.model import EncodeOnly
-from diti.representation.networks.latent import LatentShape, encoder_file_hash, load_latent, new_latent
+from diti.representation.networks.latent import LatentShape, new_latent
 from diti.verbs.parsing import parse
 
 
@@ -122,7 +123,7 @@ def test_the_hint_for_new_codes_can_be_typed_where_the_data_are_known(model, dat
         verb, *words = shlex.split(command)[1:]
         assert (verb, parse(verb, words).data) == ("train-latent", data)
     else:
-        assert command == "diti train-latent a model --data, naming there the images it was made from"
+        assert command == "diti train-latent a model --data DATA, DATA being the images it was made from"
 
 
 def test_the_hint_for_a_model_in_the_box_asks_for_a_copy(tmp_path):

@@ -10,7 +10,7 @@ from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.edit.directions import learn_direction, load_direction
-from diti.representation.networks.latent import load_latent
+from diti.representation.models.latent import load_latent
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,13 @@ def test_vary_shows_original_reconstruction_and_variations(place, diti_here):
         assert row.width > 4 * row.height / 2
 
 
+def test_an_axis_is_named_by_its_number_or_as_features_are_called(place, diti_here, tmp_path):
+    tiny_model(subsets=6).save(tmp_path / "named")
+    for axis, name in (("3", "beak"), ("z004", "tail")):
+        result = diti_here("name", tmp_path / "named", axis, name, cwd=place)
+        assert result.returncode == 0 and f"axis {axis[-1]} is now z00{axis[-1]}_t" in result.stdout, result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -111,6 +118,25 @@ def test_vary_shows_original_reconstruction_and_variations(place, diti_here):
             "both write w.webp",
         ),
         (["interpolate", "model", "a.png", "b.png", "--sampling-steps", "0"], "--sampling-steps is 0"),
+        (["mix", "model", "a.png"], "Missing from diti mix: B"),
+        (["interpolate"], "Missing from diti interpolate: MODEL A B"),
+        (["manipulate", "model", "a.png", "--like", "b.png", "--stop-guidance", "1.5"], "--stop-guidance is 1.5"),
+        (["manipulate", "model", "a.png", "--like", "b.png", "--dims", "999"], "--dims is 999"),
+        (
+            ["manipulate", "model", "a.png", "--like", "b.png", "--selection", "weight"],
+            "--like makes a direction from the examples alone; leave --selection out",
+        ),
+        (
+            ["manipulate", "model", "a.png", "--attribute", "hat", "--data", "faces", "--subset", "late"],
+            "--attribute learns from labels, in the whole code; leave --subset out",
+        ),
+        (
+            ["manipulate", "model", "a.png", "--attribute", "hat", "--dims", "3", "--selection", "weight"],
+            "--attribute without --data takes a direction as it was kept; leave --dims, --selection out",
+        ),
+        (["name", "model", "three", "x"], "AXIS 'three' is not the number of an axis; write it as 37 or z037"),
+        (["name", "model", "z099", "x"], "axis 99 does not exist"),
+        (["name", "model", "3", "coarse"], "the name 'coarse' cannot be used"),
         (["vary", "model", "model/model.json"], "model.json"),
         (
             ["vary", "model", "a.png", "--out", "b.png"],

@@ -358,7 +358,7 @@ def test_files_that_are_missing_or_too_many_are_named(tmp_path):
     (folder / "ddpm.yml").write_text(yaml.safe_dump(settings()))
     assert convert_model(chosen)[3].step == 5
     (folder / "other.yml").write_text(yaml.safe_dump(settings()))
-    with pytest.raises(InputError, match="several configs of a kind"):
+    with pytest.raises(InputError, match="several configs of one kind"):
         convert_model(chosen)
 
 

@@ -1,5 +1,9 @@
 """`diti convert` as a user runs it, on the authors' files and on a diffusers folder."""
 
+import argparse
+import os
+import pickle
+import re
 import shutil
 
 import numpy as np
@@ -104,3 +108,38 @@ def test_bad_sources_are_one_line(tmp_path, capsys):
     (tmp_path / "b").mkdir()
     assert main(["convert", "x", "--out", str(tmp_path / "b")]) == 2
     assert "exists; choose a new folder" in capsys.readouterr().err
+
+
+class Payload:
+    """A pickle that leaves a trace where it is loaded."""
+
+    def __reduce__(self):
+        return os.mkdir, ("a-pickle-was-run",)
+
+
+@pytest.mark.parametrize(
+    ("write", "what"),
+    [
+        (lambda path: torch.save({"model": Payload()}, path), r"contains code or objects \(\w+\.mkdir\)"),
+        (
+            lambda path: path.write_bytes(pickle.dumps(Payload(), protocol=2)),
+            r"contains code or objects \(\w+\.mkdir\)",
+        ),
+        (lambda path: path.write_bytes(pickle.dumps(Payload())), "is a pickle that may contain code"),
+        (
+            lambda path: torch.save({"a": argparse.Namespace()}, path),
+            r"contains code or objects \(argparse\.Namespace\)",
+        ),
+    ],
+    ids=["torch file", "pickle", "later pickle", "object"],
+)
+def test_a_file_with_code_in_it_is_refused_in_our_own_words(tmp_path, monkeypatch, capsys, write, what):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "evil.pt")
+    assert main(["convert", "evil.pt", "--out", "b"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert re.search(
+        rf"evil\.pt is not a torch file of plain tensors: it {what}.* is refused; get the weights", line
+    )
+    assert not re.search("weights_only|torch.load|safe_globals|trust", line)
+    assert [path.name for path in tmp_path.iterdir()] == ["evil.pt"], "nothing was run or written"

@@ -101,7 +101,7 @@ def require_check_that_can_fail(out: Path, model: DiTi) -> None:
     assert largest_difference(out, model.encoder.eval()) < 1e-4
     with torch.no_grad():
         model.encoder.head.bias[0] += 1e-2
-    with pytest.raises(RuntimeError, match="other numbers"):
+    with pytest.raises(RuntimeError, match="different numbers"):
         largest_difference(out, model.encoder)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from diti.cli import main
 from diti.config import BackboneConfig, EncoderConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
@@ -17,7 +18,7 @@ from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
 from diti.diffusion.backbone import build_backbone
 from diti.diffusion.schedule import Schedule
-from diti.measure.analysis import analyze
+from diti.measure.analysis import analyze, print_record
 from diti.measure.theory_figures import save_attribute_loss, save_ordering, save_reconstructions_by_time
 from diti.representation.models.diffusion import DiTi
 from diti.representation.networks.encoder import build_encoder
@@ -51,7 +52,9 @@ def tiny_model() -> DiTi:
 
 
 def run(model, data, out, pairs=None, count=2, tau=0.1, seed=0, images=0):
-    return analyze(str(model), str(data), out, pairs=pairs, count=count, tau=tau, seed=seed, images=images)
+    record = analyze(str(model), str(data), out, pairs=pairs, count=count, tau=tau, seed=seed, images=images)
+    print_record(record, out)
+    return record
 
 
 def sizes(folder):
@@ -156,20 +159,20 @@ def test_pairs_of_attributes_without_labels_are_not_probed(tmp_path, photos, cap
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("option", "value", "complaint"),
     [
-        ({"tau": 0.7}, r"--tau is 0\.7"),
-        ({"count": 0}, r"--count is 0"),
-        ({"count": 10**9}, r"--count is 1000000000; it must be from 1 to 10,000"),
-        ({"images": -1}, r"--images is -1; it must be 0 or more"),
-        ({"images": 10}, r"--images trains on the true factors"),
+        ("--tau", "0.7", "--tau is 0.7; it must be above 0 and below 0.5"),
+        ("--count", "0", "--count is 0"),
+        ("--count", str(10**9), "--count is 1000000000; it must be from 1 to 10,000"),
+        ("--images", "-1", "--images is -1; it must be 0 or more"),
+        ("--images", "10", "--images trains on the true factors"),
     ],
 )
-def test_bad_numbers_are_refused_before_anything_is_written(tmp_path, photos, options, complaint):
+def test_bad_numbers_are_refused_before_anything_is_written(tmp_path, photos, option, value, complaint, capsys):
     tiny_model().backbone.save(tmp_path / "backbone")
-    with pytest.raises(InputError, match=complaint):
-        run(tmp_path / "backbone", photos, tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
+    places = [str(tmp_path / "backbone"), "--data", str(photos), "--out", str(tmp_path / "out")]
+    assert main(["analyze", *places, option, value]) == 2
+    assert complaint in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_data_of_another_size_are_refused(tmp_path):

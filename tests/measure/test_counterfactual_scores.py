@@ -361,7 +361,7 @@ def test_a_model_of_one_subset_borrows_a_split(model, classifier, images):
 def test_what_cannot_be_measured_is_refused(model, classifier, images, data):
     reference = make_reference("the tiny encoder", model.encoder, data)
     strange = replace(direction(model, "level"), encoder="another")
-    with pytest.raises(InputError, match="learned from another encoder"):
+    with pytest.raises(InputError, match="learned from an encoder other"):
         manipulation_scores(model, classifier, [strange], images, reference)
     with pytest.raises(InputError, match="does not know the attribute 'smile'"):
         manipulation_scores(model, classifier, [direction(model, "smile")], images, reference)

@@ -82,7 +82,7 @@ def test_the_record_is_whole_and_on_disk(place, measured):
     }
     assert (measured["method"], measured["subsets"], measured["split"]) == ("diti", 6, "test")
     assert measured["settings"]["dims"] == DIMS // 4 and measured["settings"]["classifier_images"] == 1_600
-    assert measured["command"].startswith("diti") and measured["versions"]["torch"]
+    assert measured["command"] == "called from Python" and measured["versions"]["torch"]
     assert measured["figures"] == FIGURES and measured["left_out"] == []
     for name in FIGURES:
         with Image.open(place / "out" / name) as picture:

@@ -1,7 +1,6 @@
 """`diti probe` as a person runs it: a small model on toy faces, tables, JSON, figures, and bad input."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +12,10 @@ from diti.core.errors import InputError
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
-from diti.measure.probing import ProbeOptions, ProbeStudy, probe_model, read_labels
+from diti.measure.probing import ProbeOptions, ProbeStudy, probe, read_labels
 from diti.representation.features import encode_dataset
 
-FEW = ProbeOptions(baselines=False, subsets=False)
+FEW = {"baselines": False, "subsets": False}
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def test_the_probe_reads_what_the_code_holds(folder, faces, model):
     with_columns(
         faces, planted=(codes[:, 3] > np.median(codes[:, 3])).astype(np.int8), coins=coins.astype(np.int8)
     )
-    record = probe_model(str(folder), str(faces), folder.parent / "p.json", FEW)
+    record = probe(str(folder), str(faces), folder.parent / "p.json", **FEW)
     rows = {row["name"]: row for row in record["probe"]["rows"]}
     assert rows["planted"]["ap"] > 0.99
     low, high = rows["coins"]["ap_interval"]
@@ -94,9 +93,7 @@ def test_the_probe_reads_what_the_code_holds(folder, faces, model):
 
 def test_paper_protocol_is_stated_and_near_the_converged_one(folder, faces):
     found = {
-        protocol: probe_model(str(folder), str(faces), folder.parent / "p.json", replace(FEW, protocol=protocol))[
-            "probe"
-        ]
+        protocol: probe(str(folder), str(faces), folder.parent / "p.json", protocol=protocol, **FEW)["probe"]
         for protocol in ("converged", "paper")
     }
     assert found["paper"]["protocol"] != found["converged"]["protocol"]
@@ -106,7 +103,7 @@ def test_paper_protocol_is_stated_and_near_the_converged_one(folder, faces):
 
 def test_what_cannot_be_scored_is_named_and_the_rest_is_scored(folder, faces):
     with_columns(faces, always=np.ones(400, np.int8), same=np.zeros(400, np.float32))
-    record = probe_model(str(folder), str(faces), folder.parent / "p.json", FEW)
+    record = probe(str(folder), str(faces), folder.parent / "p.json", **FEW)
     assert {item["name"] for item in record["probe"]["left_out"]} == {"always", "same"}
     assert len(record["probe"]["rows"]) == 22
 
@@ -115,7 +112,7 @@ def test_without_test_images_a_k_fold_scores(folder, faces):
     with_columns(faces, split=["train"] * 400, identity=[f"person{i // 4}" for i in range(400)])
     labels = read_labels(open_data(str(faces)))
     assert labels.groups is not None and "by k-fold, all images of a person" in labels.notes[0]
-    record = probe_model(str(folder), str(faces), folder.parent / "p.json", FEW)
+    record = probe(str(folder), str(faces), folder.parent / "p.json", **FEW)
     assert "k-fold" in record["notes"][0] and record["probe"]["mean_ap"] > 0
 
 
@@ -126,15 +123,15 @@ def test_folds_score_every_image_whatever_its_split(folder, faces):
     scored = np.concatenate([folded.splits.train, folded.splits.valid])
     assert sorted(scored) == list(range(400))
     assert "all images are scored by k-fold, all images of a person in one fold" in folded.notes
-    record = probe_model(str(folder), str(faces), folder.parent / "p.json", replace(FEW, folds=True))
+    record = probe(str(folder), str(faces), folder.parent / "p.json", folds=True, **FEW)
     assert "scored on each of 5 folds of whole groups" in record["probe"]["protocol"]
 
 
 def test_against_an_earlier_probe_with_other_attributes(folder, faces, tmp_path):
-    probe_model(str(folder), str(faces), tmp_path / "first.json", FEW)
+    probe(str(folder), str(faces), tmp_path / "first.json", **FEW)
     with_columns(faces, hat=None, extra=np.arange(400) % 2)
-    options = ProbeOptions(baselines=False, subsets=False, against=str(tmp_path / "first.json"))
-    record = probe_model(str(folder), str(faces), tmp_path / "second.json", options)
+    options = {**FEW, "against": str(tmp_path / "first.json")}
+    record = probe(str(folder), str(faces), tmp_path / "second.json", **options)
     assert any("not compared: extra, hat" in note for note in record["notes"])
 
 
@@ -148,13 +145,17 @@ def test_predicted_labels_are_marked(folder, faces):
 def test_bad_input_is_one_clear_line(folder, faces, image_folder, diti_here, tmp_path):
     for words, said in (
         (["--data", image_folder], "has no attributes to probe"),
+        (
+            ["--data", "toyfaces:4"],
+            "training images are too few for the baselines of 12 dims: give more than 12, or",
+        ),
         (["--data", faces, "--out", "p.txt"], "must end in .json"),
         (["--data", faces, "--few-shot", "ten"], "is not a list of numbers"),
         (["--data", faces, "--few-shot", "nan"], "--few-shot nan is not a whole number"),
         (["--data", faces, "--few-shot", "10,inf"], "--few-shot inf is not a whole number"),
         (["--data", faces, "--few-shot", "2"], "--few-shot 2 cannot be drawn: give numbers from 4 to"),
         (["--data", faces, "--few-shot", "1e30"], "cannot be drawn: give numbers from 4 to"),
-        (["--data", faces, "--reconstruct", "-3"], "--reconstruct is -3; give a number of test images"),
+        (["--data", faces, "--reconstruct", "-3"], "--reconstruct is -3; it must be 0 or more"),
         (["--data", faces, "--out", faces / "p.json"], "which is read; choose a place outside"),
         (["--data", faces, "--out", folder / "model.json"], "model.json exists, and diti did not write it"),
         (["--data", faces, "--against", tmp_path / "no.json"], "is missing"),
@@ -177,4 +178,4 @@ def test_a_record_of_another_kind_is_told_before_the_work(folder, faces, tmp_pat
     ):
         other.write_text(json.dumps(content))
         with pytest.raises(InputError, match=r"other\.json"):
-            ProbeStudy.of(str(folder), str(faces), tmp_path / "p.json", replace(FEW, against=str(other)))
+            ProbeStudy.of(str(folder), str(faces), tmp_path / "p.json", ProbeOptions(**FEW, against=str(other)))

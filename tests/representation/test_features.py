@@ -220,12 +220,12 @@ def test_what_z_explains_of_an_image_does_not_depend_on_the_others(model, few):
 
 
 def test_the_table_has_what_z_explains_apart_from_the_dims_of_z(model, few, tmp_path):
-    told = write_features(model, "toyfaces:5", tmp_path / "z.parquet")
+    _, told = write_features(model, "toyfaces:5", tmp_path / "z.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "z.parquet")
     assert table.column_names == ["file", "split", *model.feature_names(), "explained"]
     assert_allclose(table["explained"].to_numpy(), explained_by_z(model, few))
-    assert "of half the images z explains" in told
-    told = write_features(model, "toyfaces:5", tmp_path / "z.parquet", explained=False)
+    assert "for half the images z explains" in told
+    _, told = write_features(model, "toyfaces:5", tmp_path / "z.parquet", explained=False)
     assert pyarrow.parquet.read_table(tmp_path / "z.parquet").column_names[-1] == model.feature_names()[-1]
     assert "explains" not in told
 
@@ -262,7 +262,7 @@ def test_codes_are_served_where_they_cannot_be_kept(model, few, monkeypatch, cap
     monkeypatch.setattr("diti.representation.features.atomic_path", full)
     assert encode_dataset(model, few).shape == (5, model.dims)
     (line,) = caplog.messages
-    assert "not kept for the next time" in line and "No space left" in line
+    assert "not be kept for next time" in line and "No space left" in line
 
 
 def test_images_of_another_size_are_told_of_once(model, caplog):
@@ -274,7 +274,7 @@ def test_images_of_another_size_are_told_of_once(model, caplog):
 
 def test_the_ending_decides_on_the_table(model, tmp_path):
     for name in ("z.parquet", "z.CSV"):
-        assert write_features(model, "toyfaces:5", tmp_path / name).startswith(
+        assert write_features(model, "toyfaces:5", tmp_path / name)[1].startswith(
             f"wrote {tmp_path / name}: 5 images"
         )
     table = pyarrow.parquet.read_table(tmp_path / "z.parquet")
@@ -294,6 +294,15 @@ def test_the_ending_decides_on_the_table(model, tmp_path):
 def test_a_table_that_cannot_be_written_is_refused_before_any_work(model, tmp_path, out, words, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    monkeypatch.setattr("diti.representation.features.open_data", lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr("diti.representation.features.as_dataset", lambda *_: pytest.fail("work has begun"))
     with pytest.raises(InputError, match=words):
         write_features(model, str(tmp_path / "folder"), tmp_path / out)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_the_same_command_replaces_the_table_that_it_wrote(model, tmp_path, diti_here, ending):
+    model.save(tmp_path / "model")
+    command = ("encode", tmp_path / "model", "toyfaces:5", "--out", tmp_path / f"z.{ending}")
+    for _ in range(2):
+        done = diti_here(*command)
+        assert done.returncode == 0, done.stderr

@@ -16,18 +16,19 @@ from tiny import perturb
 
 import diti
 from diti.cli import main
-from diti.config import from_options, resolve
 from diti.core.errors import InputError
 from diti.core.machine import cache_folder
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder
+from diti.core.settings import from_options
 from diti.data.prepared import training_batches
 from diti.data.sources import open_data
 from diti.presets import train_preset
 from diti.representation.methods.base import see_before
 from diti.representation.methods.diti import frozen_loss_by_time
-from diti.representation.methods.registry import find_method
 from diti.representation.models.loading import load
+from diti.representation.registry import find_method
+from diti.representation.settings import resolve
 
 COMMON = (
     "--data", "toyfaces:200", "--code-dim", "12", "--subsets", "4", "--train-batch-size", "16",

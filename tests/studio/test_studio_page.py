@@ -1,5 +1,7 @@
 """The studio in a real browser: every tab, bad uploads, two visitors, no path opened, nothing asked outside."""
 
+import asyncio
+import gc
 import io
 import re
 import socket
@@ -19,7 +21,9 @@ from diti.studio.server import launched
 from diti.studio.world import open_world
 
 PATIENCE = 30_000  # ms, on a busy machine
-pytestmark = pytest.mark.filterwarnings("ignore")  # gradio's own, of its dependencies
+# gradio's own, of its dependencies; never a resource that was left open
+OTHERS = ("DeprecationWarning", "FutureWarning", "UserWarning")
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in OTHERS]
 
 
 @pytest.fixture(scope="module")
@@ -326,3 +330,16 @@ def test_with_a_password_nothing_is_shown_before_it_was_given(world, monkeypatch
         refused.value.close()
         assert refused.value.code == 401
     assert not list(tmp_path.glob("diti-studio-*"))  # nothing is left when it is closed
+
+
+def open_loops():
+    gc.collect()
+    loops = [known for known in gc.get_objects() if isinstance(known, asyncio.BaseEventLoop)]
+    return {id(loop) for loop in loops if not loop.is_closed()}
+
+
+def test_no_event_loop_is_left_open(world):
+    before = open_loops()
+    with launched(world, "127.0.0.1", free_port(), None):
+        assert len(open_loops() - before) == 1  # the server's
+    assert not open_loops() - before

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("gradio", reason="gradio is not installed (pip install 'diti-torch[studio]')")
 
 from diti.core.progress import progress_bar
-from diti.studio.parts import in_turns, told
+from diti.studio.parts import in_turns, with_complaints
 from diti.studio.session import Stopped, Visitor
 from diti.studio.turns import Turns
 
@@ -111,5 +111,5 @@ def test_who_stops_is_told_so():
             advance()
         yield "never"
 
-    (line,) = told(work, [Line()], Turns())(visitor)
+    (line,) = with_complaints(work, [Line()], Turns())(visitor)
     assert "Stopped." in line

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 BAD_INPUT, OUR_FAULT = 2, 70  # exit codes; 70 is EX_SOFTWARE of sysexits.h
@@ -27,7 +28,7 @@ _NO_MEMORY = re.compile(
 class InputError(ValueError):
     """Something the user gave is wrong. The message says what was given, what is allowed, what to do.
 
-    It is one line, whatever names and reasons of others it quotes.
+    It is always one line, whatever names and error texts it quotes.
     """
 
     def __init__(self, message: str) -> None:
@@ -38,6 +39,22 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """A hint such as ` Did you mean 'size'?`, or an empty string when nothing is close."""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Write errors in the block name this file: a full disk names none, and a temporary name helps nobody."""
+    try:
+        yield
+    except Exception as error:
+        if _is_safetensors(error) or (isinstance(error, OSError) and _is_of(error.filename, path)):
+            error.add_note(str(path))
+        raise
+
+
+def _is_of(name: object, path: Path) -> bool:
+    """Whether an error that names this, or nothing, is about the file or its temporary copy."""
+    return name is None or Path(str(name)) == path or f".{path.name}." in str(name)
 
 
 def told(error: Exception, words: Sequence[str]) -> tuple[str, int]:
@@ -51,7 +68,7 @@ def told(error: Exception, words: Sequence[str]) -> tuple[str, int]:
 
 
 def _for_the_user(error: Exception) -> str | None:
-    """What a person can do about it; None where that is nothing."""
+    """What the user can do about it; None where there is nothing to do."""
     text = str(error)
     if isinstance(error, InputError):
         return text
@@ -59,18 +76,23 @@ def _for_the_user(error: Exception) -> str | None:
         reason = f" ({text.splitlines()[0][:120]})" if text else ""
         return f"not enough memory{reason}; ask for less at once: fewer or smaller images, batches or networks"
     if isinstance(error, RecursionError):
-        return "what was given is nested too deeply to be read; DITI_DEBUG=1 shows where"
+        return "the input is nested too deeply to be read; DITI_DEBUG=1 shows where"
     if isinstance(error, OSError):
         return _about_file(error)
-    # safetensors has no error of its own for a disk that is full: IoError(Os { code: 28, kind: StorageFull ...
-    if type(error).__name__ == "SafetensorError" and (found := re.search(r"Os \{ code: (\d+)", text)):
-        return _about_file(OSError(int(found[1]), os.strerror(int(found[1]))))
+    # safetensors has no error of its own for a disk that is full, and its versions word it differently:
+    # IoError(Os { code: 28, kind: StorageFull ...; I/O error: No space left on device (os error 28)
+    if _is_safetensors(error) and (found := re.search(r"(?:Os \{ code:|\(os error) (\d+)", text)):
+        return _about_file(OSError(int(found[1]), os.strerror(int(found[1])), _named(error)))
     return None
+
+
+def _is_safetensors(error: Exception) -> bool:
+    return type(error).__name__ == "SafetensorError"
 
 
 def _about_file(error: OSError) -> str:
     """Full disk, missing permission and the like: the files written so far are whole."""
-    wrote_less = re.search(r"\d+ requested and \d+ written", str(error))  # numpy's words for a full disk
+    wrote_less = re.search(r"\d+ requested and \d+ written", str(error))  # how numpy reports a full disk
     number = errno.ENOSPC if wrote_less else error.errno
     reason = os.strerror(errno.ENOSPC) if wrote_less else error.strerror or str(error) or type(error).__name__
     advice = "check the path, or choose another place"
@@ -80,11 +102,16 @@ def _about_file(error: OSError) -> str:
         advice = "change its permissions or choose another place"
     elif number == errno.ENAMETOOLONG:
         advice = "use a shorter name"
-    return f"{error.filename or 'a file'}: {reason}; {advice}"
+    return f"{_named(error) or error.filename or 'a file'}: {reason}; {advice}"
+
+
+def _named(error: Exception) -> str | None:
+    """The file that `naming_file` noted."""
+    return next(iter(getattr(error, "__notes__", ())), None)
 
 
 def _printable(text: str) -> str:
-    """On one line: what would move the cursor or end the line is shown by its number."""
+    """On one line: characters that move the cursor or end the line are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text.strip())
 
 
@@ -92,7 +119,7 @@ def _printable(text: str) -> str:
 
 
 def write_crash_report(error: BaseException, words: Sequence[str]) -> Path | None:
-    """Write what is needed to mend a fault into the cache, or the temporary folder; None where neither can be."""
+    """Write what is needed to fix a fault to the cache, or the temporary folder; None where neither works."""
     now = datetime.datetime.now(datetime.UTC)
     text = "\n".join(_report(error, words, now))
     for find in _PLACES:
@@ -108,7 +135,7 @@ def write_crash_report(error: BaseException, words: Sequence[str]) -> Path | Non
 
 
 def _crashes() -> Path:
-    """In the cache that the user has: a temporary one would be gone with this process."""
+    """In the user's own cache: a temporary one would vanish with this process."""
     return Path(os.environ.get("DITI_CACHE") or "~/.cache/diti").expanduser() / "crashes"
 
 
@@ -122,7 +149,7 @@ def _report(error: BaseException, words: Sequence[str], now: datetime.datetime) 
     for name, fact in {"folder": Path.cwd, "versions": _versions, "machine": _machine}.items():
         try:
             yield f"{name}: {fact()}"
-        except Exception as unknown:  # the report must not fail over a fact
+        except Exception as unknown:  # one missing fact must not break the report
             yield f"{name}: unknown ({type(unknown).__name__}: {unknown})"
     yield ""
     yield "".join(traceback.format_exception(error))

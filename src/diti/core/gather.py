@@ -1,4 +1,4 @@
-"""Losses that compare the images of a batch with each other need all of it, also where processes share it."""
+"""Losses that compare the images of a batch with each other need the whole batch, even when processes share it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diti.core.processes import place
 
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
-    """(B, ...) of this process → (P·B, ...) of all, with their gradients, and the place of this process's first.
+    """(B, ...) of this process → (P·B, ...) of all, with gradients, and the index of this process's first row.
 
     The gradient of what another process computes from these rows comes back to them. Where each process takes the
     mean over its own rows, the average over processes, which DistributedDataParallel takes, is then the gradient

@@ -1,4 +1,4 @@
-"""Whether a training still learns. A network that falls to predicting nothing does not recover by itself.
+"""Whether a training still learns. A network that collapses to predicting nothing does not recover by itself.
 
 Judged at each line of the log; the loop then goes back to what was good and halves the rate.
 """
@@ -10,21 +10,19 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-MOST_FALLS = 3  # after so many the settings are at fault
-REMEMBERED = 8  # losses of lines that a new one is compared with
-FEWEST = 4  # of them: before, a loss may still find its way
+MOST_FALLS = 3  # each halves the rate; if an eighth of it is still too much, the settings are at fault
+REMEMBERED = 8  # lines that a new one is compared with; with fewer than half of them the loss may still settle
 ABSURD = 3.0  # times the loss of predicting nothing: no network starts there
-LEAST_GAIN = 0.2  # share of the loss of nothing that must have been gained before it can be lost again
-GIVEN_BACK = 0.8  # share of that gain which a fall gives back
-CLEAR = 8.0  # standard errors by which a rise must exceed the noise of a line
-PATIENCE = 12_800  # images after the warm-up by which a network that learns has shown it
-WORTH_WAITING = 0.01  # share of the validation loss by which a quarter of the run should lower it
-STALLED = "validation loss has not improved by 1 % over the last quarter; stopping now is fine"
+GAIN = 0.2  # share of the loss of predicting nothing that must be gained, and of the best gain that must be kept
+CLEAR = 8.0  # standard errors by which a rise must exceed the noise of a line: never reached by chance so far
+PATIENCE = 12_800  # images after the warm-up, two lines of the log: a network that learns has shown it by then
+WORTH = 0.01  # share of the validation loss by which a quarter of the run should lower it to be worth its time
+STALLED = f"validation loss has not improved by {100 * WORTH:g} % over the last quarter; stopping now is fine"
 
 
 @dataclass(frozen=True)
 class Line:
-    """What one line of the log knows of the images since the last."""
+    """What one line of the log says about the images since the last."""
 
     images: int  # seen since the start
     loss: float  # mean
@@ -33,7 +31,7 @@ class Line:
 
     @property
     def share(self) -> float:
-        """Of the loss of predicting nothing."""
+        """The loss as a share of the loss of predicting nothing."""
         return self.loss / self.nothing if self.nothing else 0.0
 
 
@@ -58,16 +56,16 @@ class Health:
             if line.share > ABSURD:
                 return f"the loss is {line.share:.3g} times that of predicting nothing"
             gain = 1 - self.best
-            if gain > LEAST_GAIN and 1 - line.share < (1 - GIVEN_BACK) * gain:
+            if gain > GAIN and 1 - line.share < GAIN * gain:
                 return f"the loss is back at that of predicting nothing, {line.loss:.3g}"
-        if steady and len(self.recent) >= FEWEST:
+        if steady and len(self.recent) >= REMEMBERED // 2:
             usual = median(self.recent)
             if line.loss > max(self.recent) and line.loss - usual > max(abs(usual), CLEAR * line.error):
                 return f"the loss rose from {usual:.3g} to {line.loss:.3g}"
         return None
 
     def never_began(self, line: Line, warmup: int, must_gain: float) -> bool:
-        """Whether a network that should have gained a share of the loss long since has not."""
+        """Whether a network that should long since have gained a share of the loss has not."""
         gained = 1 - min(self.best, line.share)
         return line.nothing is not None and line.images >= warmup + PATIENCE and gained < must_gain
 
@@ -90,4 +88,4 @@ def stalled(log: list[dict[str, Any]]) -> bool:
     quarter = 0.75 * found[-1][0]
     before = [loss for images, loss in found if images <= quarter]
     lately = [loss for images, loss in found if images > quarter]
-    return len(found) > 3 and bool(before) and min(lately) > (1 - WORTH_WAITING) * min(before)
+    return len(found) > 3 and bool(before) and min(lately) > (1 - WORTH) * min(before)

@@ -1,10 +1,11 @@
-"""The only uint8 ↔ [-1, 1] conversion, captioned grids of images, and pictures signed by who made them."""
+"""The only uint8 ↔ [-1, 1] conversion, captioned grids of images, and pictures signed by diti."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
+ValueRange: TypeAlias = tuple[float, float]  # lowest and highest value of a pixel
+MODEL_RANGE: ValueRange = (-1.0, 1.0)
 PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
-LARGEST = {"JPEG": 65_500, "WEBP": 16_383}  # px of a side, of the formats that have a limit
+LARGEST = {"JPEG": 65_500, "WEBP": 16_383}  # px per side, for the formats that have a limit
 SOFTWARE, SIGNATURE = 0x0131, "diti"  # EXIF's tag for the program that made a picture
 _INK, _PAPER, _GAP, _FONT_SIZE = (40, 40, 46), (255, 255, 255), 2, 13
 
@@ -32,13 +35,31 @@ def to_float(images: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).div_(127.5).sub_(1.0)
 
 
+def check_value_range(value_range: object) -> ValueRange:
+    """The two ends of a range; InputError for anything else."""
+    ends = value_range if isinstance(value_range, tuple | list) and len(value_range) == 2 else (math.nan, math.nan)
+    low, high = (float(end) if isinstance(end, int | float) else math.nan for end in ends)
+    if not -math.inf < low < high < math.inf:
+        raise InputError(
+            f"value_range is {value_range!r}; give the lowest and the highest value of a pixel, such as (0, 1), "
+            "(-1, 1) or (0, 255)"
+        )
+    return low, high
+
+
+def in_model_range(images: torch.Tensor, value_range: ValueRange) -> torch.Tensor:
+    """Floats of that range → [-1, 1]."""
+    low, high = check_value_range(value_range)
+    return images if (low, high) == MODEL_RANGE else images.float().sub(low).div((high - low) / 2).sub(1.0)
+
+
 def to_uint8(images: torch.Tensor) -> np.ndarray:
     """float (N, 3, H, W) in [-1, 1] → uint8 (N, H, W, 3); values outside are clamped, the rest rounded."""
     import torch
 
     if not bool(torch.isfinite(images).all()):
         raise InputError(
-            "the images came out as numbers that are not finite, and are not written; use smaller scales, or a "
+            "the images contain numbers that are not finite, and are not written; use smaller scales, or a "
             "model whose training did not diverge"
         )
     pixels = images.detach().float().add(1.0).mul(127.5).round_().clamp_(0, 255)
@@ -54,15 +75,16 @@ def grid(
     column_labels: Sequence[str] = (),
     title: str = "",
     scale: int = 0,
+    value_range: ValueRange = MODEL_RANGE,
 ) -> Image.Image:
     """uint8 (N, H, W, 3) as one picture, filled row by row, with a caption below each image where given.
 
-    Float images (N, 3, H, W) in [-1, 1], as models give them, will do too.
+    Float images (N, 3, H, W) in [-1, 1], as models give them, work too, and other ranges with `value_range`.
     `scale` enlarges every pixel to scale×scale; 0 picks it so that an image is about 96 px wide.
 
         diti.grid(model.reconstruct(images), columns=8)
     """
-    pixels = _as_pixels(images)
+    pixels = _as_pixels(images, value_range)
     if columns < 1:
         raise InputError(f"columns is {columns}; give 1 or more")
     count, height, width, _ = pixels.shape
@@ -90,14 +112,14 @@ def grid(
     return sheet
 
 
-def _as_pixels(images: np.ndarray | torch.Tensor) -> np.ndarray:
-    """uint8 (N, H, W, 3) of images in either form; InputError for any other."""
+def _as_pixels(images: np.ndarray | torch.Tensor, value_range: ValueRange) -> np.ndarray:
+    """uint8 (N, H, W, 3) of images in either form; InputError for anything else."""
     if images.ndim == 4 and len(images) > 0:
         if isinstance(images, np.ndarray):
             if images.dtype == np.uint8 and images.shape[3] == 3:
                 return images
         elif images.is_floating_point() and images.shape[1] == 3:
-            return to_uint8(images)
+            return to_uint8(in_model_range(images, value_range))
     raise InputError(
         f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (N, H, W, 3), or a tensor "
         "of floats (N, 3, H, W) in [-1, 1]"
@@ -105,7 +127,7 @@ def _as_pixels(images: np.ndarray | torch.Tensor) -> np.ndarray:
 
 
 def save_picture(picture: Image.Image, path: Path) -> Path:
-    """Write a picture, of the kind that the name's ending says, under a temporary name and rename it."""
+    """Write a picture, of the kind given by the name's ending, under a temporary name and rename it."""
     kind = picture_kind(path)
     if max(picture.size) > LARGEST.get(kind, max(picture.size)):
         width, height = picture.size
@@ -127,7 +149,7 @@ def picture_kind(path: Path) -> str:
 
 
 def signature() -> Image.Exif:
-    """To be saved with a picture, so that it can be told from others' pictures."""
+    """To be saved with a picture, to tell it from pictures of other programs."""
     exif = Image.Exif()
     exif[SOFTWARE] = SIGNATURE
     return exif

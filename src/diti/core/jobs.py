@@ -1,12 +1,13 @@
-"""Several `diti` commands side by side, each a process with one thread that ends when this process does.
+"""Functions of this package in parallel, each in a process with one thread that ends when this process does.
 
 On a machine without a GPU two such processes do twice the work of one with two threads, since the networks that
-suit it are too small to share.
+suit it are too small to split.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,16 +17,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diti.core.command_words import words_of
 from diti.core.machine import available_cores
+from diti.core.runs import command_line
 
 POLL_SECONDS, GRACE_SECONDS = 0.5, 10.0
+WORKER = "diti.core.worker"  # the module that makes the call
 
-# The child asks Linux to be killed when its parent ends, however it ends, and becomes the command. The check
-# behind it is for a parent that ended before. Elsewhere a child outlives a parent that was killed outright.
+# The child asks Linux to be killed when its parent ends, however it ends, and becomes the worker. The check
+# after it is for a parent that ended before. Elsewhere a child outlives a parent that was killed outright.
 TIED_TO_PARENT = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -39,22 +42,16 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass(frozen=True)
 class Job:
-    """A command to run."""
+    """A call to make."""
 
     name: str
-    command: Any  # the record of a verb's options
+    call: partial[Any]  # of a function of this package, with arguments that can be pickled
     log: Path  # file for what it prints
-    known: Any = None  # record of what the command assumes without being told, where not the verb's defaults
-
-    @property
-    def words(self) -> list[str]:
-        """Of the command line, after `diti`."""
-        return words_of(self.command, self.known)
 
 
 @dataclass(frozen=True)
 class Child:
-    """A job on its way."""
+    """A running job."""
 
     job: Job
     process: subprocess.Popen[bytes]
@@ -62,7 +59,7 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """As of the last poll, so that one look at a child tells one story."""
+        """As of the last poll, so that all reads between two polls agree."""
         return self.process.returncode is not None
 
     @property
@@ -75,15 +72,15 @@ class Child:
         return ": ".join([ended, *last_line(self.job.log)])
 
 
-def lanes() -> int:
-    """How many jobs side by side: one per core, or one where there is a GPU."""
+def usual_jobs() -> int:
+    """How many in parallel: one per core, or one where there is a GPU."""
     import torch
 
     return 1 if torch.cuda.is_available() else available_cores()
 
 
 def run_jobs(jobs: Sequence[Job], side_by_side: int, on_poll: Callable[[Child], None]) -> None:
-    """Run all jobs in their order; `on_poll` is told of each child twice a second and once when it has ended.
+    """Run all jobs in their order; `on_poll` is called with each child twice a second and once when it has ended.
 
     A job that fails does not stop the others. Ctrl-C, SIGTERM and a terminal that closes stop all of them.
     """
@@ -110,23 +107,26 @@ def last_line(log: Path) -> list[str]:
 
 
 def _start(job: Job) -> Child:
-    # Unbuffered, so that the last line of the log is the last that was said, be it output or a complaint.
+    # Unbuffered, so that the last line of the log is the last one printed, be it output or an error.
     job.log.parent.mkdir(parents=True, exist_ok=True)
     began = time.time()
     with job.log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid()), "-m", "diti", *job.words],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid()), "-m", WORKER, str(job.log)],
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
             process_group=0,  # Ctrl-C reaches this process alone, which then stops each job once
         )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as given:  # it died at once: the exit code shows it
+        given.write(pickle.dumps((command_line(), job.call)))
     return Child(job, process, began)
 
 
 class _Interrupts:
-    """A handler of signals: KeyboardInterrupt, at once or at the end of what must not be cut in two."""
+    """A signal handler: KeyboardInterrupt, at once or after a block that must not be interrupted."""
 
     def __init__(self) -> None:
         self._waits, self._came = False, False
@@ -149,12 +149,12 @@ class _Interrupts:
 
 @contextmanager
 def _stopped_alike() -> Iterator[_Interrupts]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does. Only the main thread may say so."""
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does. Only the main thread may set this."""
     interrupts = _Interrupts()
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return
-    # nohup ignores SIGHUP, a shell's & SIGINT, and that must stay so.
+    # nohup ignores SIGHUP, a shell's & ignores SIGINT, and that must stay so.
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupts) for number in numbers}
     try:
@@ -165,7 +165,7 @@ def _stopped_alike() -> Iterator[_Interrupts]:
 
 
 def _stop(children: Sequence[Child]) -> None:
-    """End what still runs, as Ctrl-C would, so that each can save where it is."""
+    """Stop what still runs, as Ctrl-C would, so that each can save its state."""
     for child in children:
         child.process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + GRACE_SECONDS
@@ -173,7 +173,7 @@ def _stop(children: Sequence[Child]) -> None:
         for child in children:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.0, deadline - time.monotonic()))
-    finally:  # also when Ctrl-C is pressed again
+    finally:  # even when Ctrl-C is pressed again
         for child in children:
-            child.process.kill()  # nothing happens to one that has ended
+            child.process.kill()  # does nothing to one that has ended
             child.process.wait()

@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(out: Path, *, waits: bool = False) -> Iterator[None]:
-    """One writer at a time. The lock is the process's own: it ends with it and workers do not inherit it.
+    """One writer at a time. The lock belongs to the process: it ends with it, and workers do not inherit it.
 
-    waits: for another writer to end, instead of being refused.
+    waits: wait for another writer to end, instead of being refused.
     """
     with _lock(out, waits):
         try:
@@ -45,4 +45,4 @@ def _lock(out: Path, waits: bool) -> IO[str]:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle.fileno()), (out / LOCK).stat()):
                 return handle
-        handle.close()  # its holder removed it at the end: what is locked is not what others will find
+        handle.close()  # its holder removed it at the end: others will find a different file

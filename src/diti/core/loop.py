@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +13,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from diti.config import TrainingConfig
 from diti.core.errors import InputError
 from diti.core.health import STALLED, Line, stalled
 from diti.core.objective import LossReport, Objective
@@ -23,11 +24,12 @@ from diti.core.progress import progress_bar
 from diti.core.rng import Draws, stream_seed
 from diti.core.runs import RunFolder
 from diti.core.standing import Standing
+from diti.core.training import TrainingConfig
 from diti.core.weights import Weights
 
 Batches = Callable[[int, int], Tensor]  # (start, count) → images (count, C, H, W) in [-1, 1] at these positions
-SMALL_TENSOR = 50_000  # numbers; with more of them on average a second thread pays
-TIME_BINS = 10  # the log splits the loss by time-step in this many bins
+SMALL_TENSOR = 50_000  # numbers; above this average a second thread pays off
+TIME_BINS = 10  # the log splits the loss by time-step into this many bins
 
 
 def make_accelerator(config: TrainingConfig) -> Accelerator:
@@ -35,20 +37,21 @@ def make_accelerator(config: TrainingConfig) -> Accelerator:
     cpu = not torch.cuda.is_available()
     if cpu and config.mixed_precision != "no":
         _require_cpu_precision(config.mixed_precision)
+    AcceleratorState._reset_state()  # it keeps the precision of the process's first training and refuses any other
     return Accelerator(cpu=cpu, mixed_precision=config.mixed_precision)
 
 
 def _require_cpu_precision(precision: str) -> None:
-    """Try bf16 in a process of its own: some CPUs announce it and then die of an illegal instruction."""
+    """Try bf16 in a process of its own: some CPUs announce it and then crash with an illegal instruction."""
     product = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
     if precision != "bf16" or subprocess.run([sys.executable, "-c", product], capture_output=True).returncode:
         raise InputError(f"--mixed-precision {precision} does not run on this CPU; use --mixed-precision no")
 
 
 def learning_rate(config: TrainingConfig, images: int, over: float) -> float:
-    """Rate for the step after `images` images, `over` of the run: warm-up, then as the schedule says.
+    """Rate for the step after `images` images, a share `over` of the run: warm-up, then the schedule.
 
-    constant; cosine: falls from the start; hold: constant, and falls on a straight line in the last quarter.
+    constant; cosine: falls from the start; hold: constant, then falls linearly over the last quarter.
     """
     warm = min(1.0, (images + config.train_batch_size) / max(1, config.lr_warmup_images))
     left = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * over)), "hold": min(1.0, 4 * (1 - over))}
@@ -64,11 +67,13 @@ def train(
     label: str,
     evaluate: Callable[[int], dict[str, Any]],
     accelerator: Accelerator,
+    usual_rate: float = math.inf,
 ) -> Weights:
     """Train for `config.images` images, or so many minutes, continuing from the newest state of the run.
 
     `evaluate(images)` is called with the averaged weights in place; what it returns goes to the log. A training
-    that falls goes back to its last good line at half the rate; stopped by hand, it leaves that line as a state.
+    that diverges goes back to its last good line at half the rate; stopped by hand, it saves that line as a state.
+    usual_rate: the preset's learning rate, the most advised after a training diverged too often.
     """
     check_batch(config, accelerator.num_processes)
     check_parts(objective, config)
@@ -101,7 +106,7 @@ def train(
                 continue
             line = log.line(images)
             if fall := standing.judge(line, objective, config, broken):
-                standing.go_back(fall, config)
+                standing.go_back(fall, config, usual_rate)
                 advance(standing.images - images)
                 images = standing.images
                 log.restart(images)
@@ -109,8 +114,7 @@ def train(
                 continue
             since = log.images
             log.write(line, rate)
-            standing.good(line)
-            settle(standing, log, since, images, config, evaluate, finished)
+            settle(standing, log, since, line, config, evaluate, finished)
     log.close()
     return weights
 
@@ -119,24 +123,28 @@ def settle(
     standing: Standing,
     log: IntervalLog,
     since: int,
-    images: int,
+    line: Line,
     config: TrainingConfig,
     evaluate: Callable[[int], dict[str, Any]],
     finished: bool,
 ) -> None:
     """Validate and save what is due since the last line of the log.
 
-    Both wait for such a line, so that a continued run logs the same ones.
+    Both wait for such a line, so that a continued run logs the same ones. A line is good once it is validated: a
+    run that is stopped before that would continue after it.
     """
+    images = line.images
     if finished or _due(since, images, config.validate_images):
         with standing.weights.averaged():
             validate(log, images, config, evaluate, standing.accelerator, finished)
-    if finished or _due(since, images, config.checkpoint_images):
+    due = finished or _due(since, images, config.checkpoint_images)
+    standing.good(line, between=not due)
+    if due:
         standing.save()
 
 
 def how_to_end(config: TrainingConfig, images: int) -> str:
-    """Words that follow: what ends a run early. Its rate still falls to 0, from where it is, where it should."""
+    """How to end a run early. Its rate still falls to 0 from where it is, if the schedule says so."""
     if config.minutes is not None:
         return ""
     batch = config.train_batch_size
@@ -196,7 +204,7 @@ def step(
 
 @contextmanager
 def memory_advice(config: TrainingConfig, whole: bool = False) -> Iterator[None]:
-    """A batch that does not fit becomes a line that names the remedy. whole: it cannot be cut into parts."""
+    """A batch that does not fit in memory becomes one line with the remedy. whole: it cannot be split."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -210,7 +218,7 @@ def memory_advice(config: TrainingConfig, whole: bool = False) -> Iterator[None]
 
 @contextmanager
 def dropout_seeded(model: nn.Module, seed: int, position: int) -> Iterator[None]:
-    """Dropout draws from torch's global state; inside the block that state follows from the position only."""
+    """Dropout draws from torch's global state; inside the block that state depends on the position only."""
     if not any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()):
         yield
         return
@@ -235,7 +243,7 @@ def one_thread_for_small(tensors: list[nn.Parameter]) -> Iterator[None]:
 
 
 def _joined(reports: list[LossReport]) -> LossReport:
-    """The reports of the parts of one batch as one."""
+    """The reports on the parts of one batch as one."""
     if len(reports) == 1:
         return reports[0]
     parts = [report.detached() for report in reports]
@@ -283,14 +291,30 @@ class IntervalLog:
         self.run, self.accelerator = run, accelerator
         self.board = None
         if accelerator.is_main_process:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.board = SummaryWriter(run.path / "tensorboard", purge_step=images or None)
+            self.board = self._new_board()
         self.note = ""
-        self.restart(images)
+        self._forget(images)
 
     def restart(self, images: int) -> None:
-        """Forget what was noted since the last line."""
+        """Continue after a line that was written before."""
+        if self.board is not None:
+            self.board.close()
+            self.board = self._new_board()
+        self._forget(images)
+
+    def _new_board(self) -> Any:
+        """TensorBoard's file, with the log so far: one file, however often a run was stopped."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        shutil.rmtree(folder := self.run.path / "tensorboard", ignore_errors=True)
+        board = SummaryWriter(folder)
+        for record in self.run.read_log():
+            if "fall" not in record:
+                _add_scalars(board, record)
+        return board
+
+    def _forget(self, images: int) -> None:
+        """What was noted since the last line."""
         self.images, self.began = images, time.perf_counter()
         self.reports: list[LossReport] = []
         self.norms: list[Tensor] = []
@@ -301,7 +325,7 @@ class IntervalLog:
         self.norms.append(norm.detach())
 
     def line(self, images: int) -> Line:
-        """What the loss was since the last line, the same whatever the number of processes."""
+        """The loss since the last line, the same for any number of processes."""
         self.losses = self._gathered([r.per_image for r in self.reports])
         nothing = [r.nothing for r in self.reports if r.nothing is not None]
         return Line(
@@ -327,10 +351,10 @@ class IntervalLog:
             record[name] = self.accelerator.gather(mean[None]).mean().item()
         by_time = {"loss_by_time": loss_by_time(self.losses, self._gathered(shares))} if shares else {}
         if self.board is not None:
-            self._scalars(images, record)
+            _add_scalars(self.board, record)
             self.run.log(**record, **by_time)
         self.note = f"loss {line.loss:.4f}"
-        self.restart(images)
+        self._forget(images)
 
     def _gathered(self, tensors: list[Tensor]) -> Tensor:
         return self.accelerator.gather(torch.cat(tensors)).double().cpu()
@@ -338,18 +362,20 @@ class IntervalLog:
     def write_validation(self, images: int, record: dict[str, Any]) -> None:
         """A line with what the evaluation found; its time does not count as training."""
         if self.board is not None and record:
-            self._scalars(images, {k: v for k, v in record.items() if isinstance(v, float)})
+            _add_scalars(self.board, {"images": images, **record})
             self.run.log(images=images, **record)
         self.began = time.perf_counter()
-
-    def _scalars(self, images: int, record: dict[str, Any]) -> None:
-        for name, value in record.items():
-            if name != "images" and self.board is not None:
-                self.board.add_scalar(name, value, images)
 
     def close(self) -> None:
         if self.board is not None:
             self.board.close()
+
+
+def _add_scalars(board: Any, record: dict[str, Any]) -> None:
+    """Write the numbers of a log line at its image count."""
+    for name, value in record.items():
+        if isinstance(value, float):
+            board.add_scalar(name, value, record["images"])
 
 
 def loss_by_time(losses: Tensor, time_share: Tensor, bins: int = TIME_BINS) -> list[float | None]:

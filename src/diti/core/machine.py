@@ -14,24 +14,24 @@ log = logging.getLogger(__name__)
 
 
 def available_cores() -> int:
-    """Cores that this process may use; all of the machine's where the system does not tell (macOS, Windows)."""
+    """Cores that this process may use; all of the machine's where the system does not say (macOS, Windows)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cache_folder() -> Path:
-    """Where is kept what can be made again, such as prepared data: $DITI_CACHE, else ~/.cache/diti.
+    """Where things that can be made again are kept, such as prepared data: $DITI_CACHE, else ~/.cache/diti.
 
-    Where that folder cannot be written: a temporary one that ends with this process, and a note.
+    If that folder is not writable: a temporary one that ends with this process, and a warning.
     """
     return _writable(os.environ.get("DITI_CACHE") or "~/.cache/diti")
 
 
-@lru_cache  # asked for often; one note is enough
+@lru_cache  # called often; one warning is enough
 def _writable(name: str) -> Path:
     try:
-        folder = Path(name).expanduser()  # RuntimeError: nobody's home is known, as in some containers
+        folder = Path(name).expanduser()  # RuntimeError: no home folder is known, as in some containers
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
@@ -39,8 +39,8 @@ def _writable(name: str) -> Path:
         temporary = Path(tempfile.mkdtemp(prefix="diti-cache-"))
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         log.warning(
-            "the cache %s cannot be written (%s): this run goes without, with %s for the time it takes; "
-            "set DITI_CACHE to a folder that can be written",
+            "the cache %s cannot be written (%s): this run uses %s and removes it at the end; "
+            "set DITI_CACHE to a writable folder",
             name,
             getattr(error, "strerror", None) or error,
             temporary,

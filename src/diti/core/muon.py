@@ -1,7 +1,7 @@
 """Adam, with Muon's step (Jordan et al. 2024) for the matrices inside a network.
 
 Muon replaces the momentum of a matrix by the nearest orthogonal one, so that all its directions are learned at the
-same pace. torch.optim.Muon takes no convolutions, and computes in bfloat16, which not every CPU can.
+same pace. torch.optim.Muon takes no convolutions, and computes in bfloat16, which not every CPU supports.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ AS_ADAM = 0.2  # root mean square of a step of Adam at rate 1 (Liu et al. 2025):
 class MuonAdam(torch.optim.Adam):
     """Adam, and Muon for the groups that are marked `orthogonal`."""
 
+    def __init__(self, groups: list[dict[str, Any]], **settings: Any) -> None:
+        super().__init__(groups, **settings)
+        # Fused Adam unscales gradients and skips overflows by itself, which Muon does not: the scaler of fp16 has
+        # to do both before it asks for a step.
+        self._step_supports_amp_scaling = False
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of both."""
@@ -40,7 +46,7 @@ class MuonAdam(torch.optim.Adam):
         """θ ← θ − rate · 0.2 √max(m, n) · orthogonal(Nesterov momentum); a convolution is a matrix of filters."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
-        if "momentum" not in state:  # the step is for Adam, which asks for it when a state is loaded
+        if "momentum" not in state:  # the step is for Adam, which needs it when a state is loaded
             state["step"], state["momentum"] = torch.zeros(()), torch.zeros_like(parameter)
         state["step"] += 1
         momentum = state["momentum"].lerp_(gradient, 1 - MOMENTUM)
@@ -50,12 +56,12 @@ class MuonAdam(torch.optim.Adam):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """About U Vᵀ of a matrix U S Vᵀ, by Newton–Schulz: singular values come to lie between 0.7 and 1.2 or so."""
+    """About U Vᵀ of a matrix U S Vᵀ, by Newton–Schulz: singular values end up between about 0.7 and 1.2."""
     a, b, c = COEFFICIENTS
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = wide / (wide.norm() + 1e-7)
-    # X ← (a + b S + c S²) X with S = X Xᵀ. All factors are polynomials of the first S, so that the rows alone are
-    # iterated and X, which is many times as wide, is multiplied once.
+    # X ← (a + b S + c S²) X with S = X Xᵀ. All factors are polynomials of the first S, so only the rows
+    # are iterated and X, which is many times as wide, is multiplied once.
     square = x @ x.T
     product = factor = _polynomial(square, a, b, c)
     for _ in range(ITERATIONS - 1):

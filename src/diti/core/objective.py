@@ -1,4 +1,4 @@
-"""What a method gives to the training loop: networks, and a loss of a batch of images."""
+"""What a method gives to the training loop: networks, and a loss for a batch of images."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class LossReport:
     total: Tensor  # scalar that is minimised: a mean over images
     per_image: Tensor  # (B,)
     time_share: Tensor | None = None  # (B,) t / T of each image, in [0, 1)
-    nothing: Tensor | None = None  # (B,) the same loss of a network that predicts nothing, where that is known
+    nothing: Tensor | None = None  # (B,) the same loss for a network that predicts nothing, where known
     parts: dict[str, Tensor] = field(default_factory=dict)  # named scalars for the log
 
     def detached(self) -> LossReport:
-        """The same numbers without what led to them."""
+        """The same numbers without their gradients."""
         return LossReport(
             self.total.detach(),
             self.per_image.detach(),
@@ -35,8 +35,8 @@ class Objective(nn.Module):
 
     betas: tuple[float, float] = (0.9, 0.999)  # of Adam
     compares_images = False  # whether the loss of an image depends on the others of its batch
-    steady = True  # whether a loss that doubles means that the training has fallen; not so where networks compete
-    must_gain = 0.0  # share of the loss of predicting nothing that is soon gained by every network that learns
+    steady = True  # whether a loss that doubles means that the training diverged; not so where networks compete
+    must_gain = 0.0  # share of the loss of predicting nothing that every network that learns soon gains
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         raise TypeError(f"{type(self).__name__} does not define its loss")

@@ -1,7 +1,7 @@
-"""May these files be written? Asked before any work: nothing that diti did not write is lost without --overwrite.
+"""May these files be written? Checked before any work: without --overwrite diti replaces only its own files.
 
-Whether diti wrote a file, the file says itself: pictures are signed, records name the versions they were made
-with, tables have the columns of codes. So the same command may be run again, wherever its files have gone.
+The file itself shows whether diti wrote it: pictures are signed, records name the versions they were made with,
+tables have the columns of codes. So the same command may be run again, even after its files were moved.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from diti.core.errors import InputError
 from diti.core.images import PICTURES, is_signed
 
-LONGEST_NAME = 220  # bytes of a file's name: file systems have 255, of which a temporary name takes some
-CODES = b"file,split,z0"  # how a table of codes begins
+LONGEST_NAME = 220  # bytes of a file's name: file systems allow 255, and a temporary name needs some of them
+CODES = b"file,split,z0"  # how a table of codes begins; in a CSV each name may be quoted
 PAGE = b'<meta name="generator" content="diti">'
 NETWORK = b"diti_version"  # a property of every ONNX file
-MADE_BY_ANOTHER_VERB = "verb"  # in the run.json of a run folder, which is no record of a measurement
+MADE_BY_ANOTHER_VERB = "verb"  # in the run.json of a run folder, which is not a record of a measurement
 
 
 def require_writable(
@@ -26,7 +26,7 @@ def require_writable(
 ) -> None:
     """InputError for the first file that must not, or cannot, be written.
 
-    outputs: option → the files that it makes. inputs: what is read, as typed; names that are no path do not count.
+    outputs: option → the files that it makes. inputs: what is read, as typed; names that are no path are ignored.
     """
     read = [path for given in inputs if given and (path := Path(str(given))).exists()]
     taken: dict[Path, str] = {}
@@ -42,14 +42,14 @@ def require_writable(
 
 
 def require_apart(option: str, folder: Path, inputs: Sequence[str | Path]) -> None:
-    """InputError for a folder of outputs that holds one of the files which are read."""
+    """InputError for an output folder that holds one of the input files."""
     for source in inputs:
         if _real(folder) == _real(source).parent:
             raise InputError(f"{option} {folder} holds {source}, which is read; choose another folder")
 
 
 def _check_place(option: str, file: Path) -> None:
-    """That a file could be made there."""
+    """Check that a file could be made there."""
     if file.is_dir():
         raise InputError(f"{option} {file} is a folder; name a file")
     if file.exists() and not file.is_file():
@@ -66,9 +66,9 @@ def _check_place(option: str, file: Path) -> None:
 
 
 def _check_apart(option: str, file: Path, source: Path) -> None:
-    """That what is read stays as it is, by whatever name the two are called."""
+    """Check that the inputs stay unchanged, whatever names lead to them."""
     if source.is_dir() and _real(source) in _real(file).parents:
-        raise InputError(f"{option} {file} lies in {source}, which is read; choose a place outside of it")
+        raise InputError(f"{option} {file} lies in {source}, which is read; choose a place outside it")
     if file.exists() and file.samefile(source):
         raise InputError(f"{option} {file} would replace {source}, which is read; choose another name")
 
@@ -81,7 +81,7 @@ def _check_old(option: str, file: Path, overwrite: bool) -> None:
 
 
 def _real(path: str | Path) -> Path:
-    """The path without links; unlike Path.resolve it bears a link to itself."""
+    """The path without links; unlike Path.resolve it survives a link to itself."""
     return Path(os.path.realpath(path))
 
 
@@ -104,4 +104,4 @@ def is_own(file: Path) -> bool:
         content = file.read_bytes()
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return content.startswith(mark) if ending == ".csv" else mark in content
+    return content[: 2 * len(mark)].replace(b'"', b"").startswith(mark) if ending == ".csv" else mark in content

@@ -1,6 +1,6 @@
-"""How long a training runs: a number of images, or minutes, which become one when the speed is known.
+"""How long a training runs: a number of images, or minutes, converted to images once the speed is known.
 
-Letters: the share of a run that is over rises from 0 to 1; the learning rate follows it.
+Notation: the share of a run that is over rises from 0 to 1; the learning rate follows it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from diti.config import TrainingConfig
 from diti.core.processes import from_main, is_main
+from diti.core.training import TrainingConfig
 
 FIRST_LOOK = 60.0  # seconds after which the speed is known well enough
-OF_THE_RUN = 0.1  # of a run that is shorter than ten minutes
-LATE = 1.02  # times the given minutes: beyond it the rest is shortened
+OF_THE_RUN = 0.1  # share of a run shorter than ten minutes, instead
+LATE = 1.02  # times the given minutes: beyond this the rest is shortened
 STEPS = 20  # between two looks at the clock
 ENDLESS = 1 << 62  # images of a run whose speed is not known yet
 
@@ -24,7 +24,7 @@ class Pace:
     """The length of a run, and the line along which its share rises: from `share` at `images` to 1 at `length`."""
 
     length: int  # images at which it ends
-    measured: bool = False  # in minutes: then its length is its own, not that of its settings
+    measured: bool = False  # in minutes: then the length is the measured one, not that of the settings
     images: int = 0
     share: float = 0.0
     seconds: float = 0.0  # spent so far
@@ -45,7 +45,7 @@ class Pace:
         return self.share + (1 - self.share) * max(0, images - self.images) / (self.length - self.images)
 
     def plan(self, images: int, speed: float, minutes: float, batch: int) -> bool:
-        """Fit the rest of the run into the rest of the minutes; whether that was needed. speed: images/s.
+        """Fit the rest of the run into the remaining minutes; whether that was needed. speed: images/s.
 
         A run gets shorter where the machine has become slower, never longer.
         """
@@ -64,7 +64,7 @@ class Pace:
 
 
 class Watch:
-    """Measures how fast a run goes and holds its pace to its minutes; the first process's clock is everyone's."""
+    """Measures how fast a run is and keeps it to its minutes; all processes use the clock of the first."""
 
     def __init__(self, pace: Pace, config: TrainingConfig, images: int) -> None:
         self.pace, self.minutes, self.batch = pace, config.minutes, config.train_batch_size
@@ -90,6 +90,6 @@ class Watch:
         if images <= start or now <= at:
             return False
         changed = self.pace.plan(images, (images - start) / (now - at), minutes, self.batch)
-        if now - at > FIRST_LOOK:  # the speed of late: a machine that has become slower shows it
+        if now - at > FIRST_LOOK:  # the recent speed: it shows when a machine has become slower
             self.restart(images)
         return changed

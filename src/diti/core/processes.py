@@ -1,4 +1,4 @@
-"""Several processes that share one job, as torchrun starts them; all of it is plain where there is only one."""
+"""Several processes that share one job, as torchrun starts them; with only one, nothing special happens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from diti.core.errors import InputError
 
 T = TypeVar("T")
 
@@ -21,10 +23,18 @@ def place() -> tuple[int, int]:
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes and prints; known from torchrun before they have met."""
+    """Whether this process is the one that writes and prints; known from torchrun before they connect."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank() == 0
     return os.environ.get("RANK", "0") == "0"
+
+
+def require_alone(function: str, verb: str) -> None:
+    """InputError for a function in several processes: the others would load what is not there yet."""
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise InputError(
+            f"{function} is for one process and {processes} were started; use torchrun -m diti {verb}"
+        )
 
 
 def add_up(tensors: Iterable[Tensor]) -> None:
@@ -47,14 +57,14 @@ def from_main(value: float) -> float:
 
 
 def main_first(compute: Callable[[], T]) -> T:
-    """What `compute` gives: the first process goes ahead, and the others find what it kept."""
+    """What `compute` gives: the first process goes ahead, and the others find what it stored."""
     own = [compute()] if is_main() else []
     from_main(0.0)
     return own[0] if own else compute()
 
 
 def _carrier() -> torch.device:
-    """Where a tensor has to lie to reach the other processes: NCCL, used with GPUs, takes none from the CPU."""
+    """Where a tensor must be to reach the other processes: NCCL, used with GPUs, takes none from the CPU."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

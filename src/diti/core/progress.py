@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 
@@ -35,13 +35,13 @@ class _RateColumn(ProgressColumn):
 
 
 Advance = Callable[..., None]  # advance(count=1, note="", total=None)
-Follower = Callable[[str, float], None]  # is told what is at work, and which share of it is done
+Follower = Callable[[str, float], None]  # is told what is running, and which share of it is done
 _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
 
 
 @contextmanager
 def followed(by: Follower) -> Iterator[None]:
-    """Inside the block all progress is told to `by` instead of the terminal; what `by` raises ends the work."""
+    """Inside the block progress goes to `by` instead of the terminal; an exception from `by` ends the work."""
     token = _follower.set(by)
     try:
         yield
@@ -49,13 +49,22 @@ def followed(by: Follower) -> Iterator[None]:
         _follower.reset(token)
 
 
+def quiet() -> AbstractContextManager[None]:
+    """Inside the block nothing tells how far the work is.
+
+    with diti.quiet():
+        model = diti.solve("data/mine", "runs/backbone")
+    """
+    return followed(lambda label, share: None)
+
+
 @contextmanager
 def progress_bar(
     label: str, total: int, unit: str = "images", start: int = 0, shown: bool = True
 ) -> Iterator[Advance]:
-    """A bar from `start` to `total`. Yields `advance(count=1, note="")`; the note stands behind the bar.
+    """A bar from `start` to `total`. Yields `advance(count=1, note="")`; the note is shown after the bar.
 
-    Without a terminal a line every half minute, so that a log says whether the work goes on.
+    Without a terminal a line every half minute, so that a log shows whether the work goes on.
     """
     if (follower := _follower.get()) is not None:
         yield _Told(follower, label, total, start).advance
@@ -91,7 +100,7 @@ def _nothing(count: int = 1, note: str | None = None, total: int | None = None) 
 
 
 class _Told:
-    """Tells a follower how far the work is."""
+    """Tells a follower how far the work has come."""
 
     def __init__(self, follower: Follower, label: str, total: int, start: int) -> None:
         self.follower, self.label, self.total, self.done = follower, label, total, start
@@ -104,7 +113,7 @@ class _Told:
 
 
 class _Lines:
-    """Tells how far the work is, when the last line is half a minute old, whichever work wrote it."""
+    """Prints how far the work has come, when the last line is half a minute old, whichever work wrote it."""
 
     last_told = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Randomness is an argument: every random number comes from (seed, purpose, index) and from nothing else.
+"""Randomness is an argument: every random number comes from (seed, purpose, index) and nothing else.
 
 Two purposes never share a stream, and a run that continues at image 12,800 draws what the uninterrupted
 run would have drawn there, because `index` is the position and not the history.
@@ -42,7 +42,7 @@ def torch_generator(seed: int, purpose: str, index: int = 0) -> torch.Generator:
 class Draws:
     """Random numbers for the images at positions start .. start + count - 1 of a training run.
 
-    They are drawn in blocks of fixed place, so image p gets the same numbers whether the batch is computed at
+    They are drawn in blocks at fixed positions, so image p gets the same numbers whether the batch is computed at
     once, in parts, or by several processes.
     """
 

@@ -6,36 +6,50 @@ import hashlib
 import json
 import os
 import platform
-import shlex
+import re
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from diti import __version__
-from diti.config import differences, load_yaml, to_yaml
-from diti.core.errors import InputError
+from diti.core.errors import InputError, naming_file
 from diti.core.locks import locked
+from diti.core.settings import differences, load_yaml, to_yaml
 
 FINISHED = ("config.yaml", "run.json", "model.json", "checks.json", "card.md")  # the card is written last
-MADE = ("model.json", "unet")  # either is there from the moment on at which a run has made something
+MADE = ("model.json", "unet")  # either exists as soon as a run has made something
+DIVERGED = "diverged.txt"  # why a training was given up
 _VERSIONED = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "pyarrow")
+
+
+def as_path(given: object, what: str) -> Path:
+    """A path given as text or as a Path; for anything else an InputError that says what is wanted."""
+    if not isinstance(given, str | Path):
+        raise InputError(f"{what} is {described(given)}; give a path, as text or as a Path")
+    return Path(given)
+
+
+def described(given: object) -> str:
+    """What was given instead of the right thing, for a message."""
+    return "missing (None)" if given is None else f"of type {type(given).__name__}"
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to it when the block ends well and removed when it does not."""
+    """A temporary path beside `path`, renamed to it when the block succeeds and removed when it fails."""
     path = path.absolute()  # pyarrow takes a relative name with a colon for an address
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield temporary
-        _flush_to_disk(temporary)
-        _rename_over(temporary, path)
+        with naming_file(path):
+            yield temporary
+            _flush_to_disk(temporary)
+            _rename_over(temporary, path)
     finally:
         _remove(temporary)
 
@@ -61,8 +75,15 @@ def _remove(path: Path) -> None:
 
 
 def _is_part(path: Path) -> bool:
-    """Whether it is what a kill left of an `atomic_path`, or a lock."""
+    """Whether it is a lock, or what a killed process left of an `atomic_path`."""
     return path.name.startswith(".")
+
+
+def _remove_parts(folder: Path) -> None:
+    """Remove what killed processes left of `atomic_path` in a run folder, which nobody else writes to."""
+    for path in [*folder.glob(".*"), *(folder / "state").rglob(".*")]:
+        if re.fullmatch(r"\..+\.\d+\.(part|old)", path.name):
+            _remove(path)
 
 
 def _flush_to_disk(path: Path) -> None:
@@ -122,16 +143,29 @@ def sha256_parts(folder: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on, read without importing it."""
+    """Versions of the packages that the numbers depend on, read without importing them."""
     found = {"python": platform.python_version(), "diti": __version__}
     for name in _VERSIONED:
         found[name] = metadata.version(name)
     return found
 
 
+_asked: ContextVar[str] = ContextVar("asked", default="called from Python")
+
+
+@contextmanager
+def asked_by(command: str) -> Iterator[None]:
+    """Record which command asked for the work in the block."""
+    token = _asked.set(command)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
 def command_line() -> str:
-    """The command as it was typed, for the card of a run."""
-    return shlex.join(["diti", *sys.argv[1:]])
+    """The command as it was typed, for the card of a run; the words of a user's script are not ours to record."""
+    return _asked.get()
 
 
 @dataclass(frozen=True)
@@ -148,7 +182,8 @@ class RunFolder:
     def held(self, main: bool = True) -> Iterator[None]:
         """Inside the block no other command writes to this folder. Of several processes the `main` one holds it.
 
-        A folder that was made for nothing, such as for data that turns out to be too small, is removed again.
+        A folder in which nothing was made, as when the data is too small, is removed again; the log of a training
+        that was given up counts as something.
         """
         if not main:
             yield
@@ -157,33 +192,42 @@ class RunFolder:
             raise InputError(f"--out {self.path} is a file; name a folder")
         new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            with locked(self.path):
+        with locked(self.path):  # refused here: the folder belongs to another command
+            try:
                 yield
-        except InputError:
-            if new and not (self.path / "state").is_dir():
-                shutil.rmtree(self.path)
-            raise
+            except InputError:
+                if new and not (self.path / "state").is_dir() and not (self.path / DIVERGED).is_file():
+                    shutil.rmtree(self.path)
+                raise
 
     def begin(
-        self, config: Any, inputs: dict[str, Any], free: frozenset[str] = frozenset(), images: int | None = None
+        self,
+        config: Any,
+        inputs: dict[str, Any],
+        free: frozenset[str] = frozenset(),
+        images: int | None = None,
+        *,
+        needs_state: bool = True,
     ) -> None:
-        """Write what the run is made of, before its first step; continue a run only if it is this one.
+        """Write the run's settings and inputs before its first step; continue a run only if it is this one.
 
         `free` are the settings that a continued run may change. All of `inputs` but the command must be the same.
-        images: its length, which must not lie behind it.
+        images: its length, at least what it has seen. needs_state: a finished model without a state is refused,
+        since a new run would not arrive at the same model.
         """
         saved = self.path / "config.yaml"
         if saved.is_file():
-            self._require_same(config, inputs, free)
+            self._require_same(config, inputs, free, needs_state)
             self._require_longer(images)
         elif self.path.exists() and any(not _is_part(p) for p in self.path.iterdir()):
             raise InputError(f"--out {self.path} holds other files; choose a new or empty folder")
+        _remove_parts(self.path)
+        (self.path / DIVERGED).unlink(missing_ok=True)
         write_text(saved, to_yaml(config))
         write_json(self.path / "run.json", {**inputs, "command": command_line(), "versions": versions()})
 
-    def _require_same(self, config: Any, inputs: dict[str, Any], free: frozenset[str]) -> None:
-        """InputError where the folder holds another run, or one that cannot go on; a mere beginning may go."""
+    def _require_same(self, config: Any, inputs: dict[str, Any], free: frozenset[str], needs_state: bool) -> None:
+        """InputError where the folder holds another run, or one that cannot continue; a bare start is replaced."""
         state, made = (self.path / "state").is_dir(), any((self.path / name).exists() for name in MADE)
         facts = read_mapping(self.path / "run.json") if state or made else {}
         if (verb := facts.get("verb")) != inputs.get("verb") and facts:
@@ -197,7 +241,7 @@ class RunFolder:
                 f"{self.path} holds a run with other settings ({', '.join(changed)}); "
                 "repeat its command to continue it, or choose another --out"
             )
-        if not state:
+        if needs_state and not state:
             raise InputError(
                 f"{self.path} holds a finished model and no state to continue it from; choose another --out"
             )
@@ -223,11 +267,11 @@ class RunFolder:
     def log(self, **record: Any) -> None:
         """Append one line to the log."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("a", encoding="utf-8") as handle:
+        with naming_file(self.log_path), self.log_path.open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(record) + "\n")
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The records of the log; a line that is torn by a kill, or holds something else, is left out."""
+        """The records of the log; a line that is cut off by a kill, or is not a record, is left out."""
         if not self.log_path.exists():
             return []
         records = []
@@ -241,7 +285,7 @@ class RunFolder:
         return records
 
     def rewind_log(self, images: int, falls: int | None = None) -> None:
-        """Forget what was logged after `images` images, and after so many falls: it will be logged again."""
+        """Remove what was logged after `images` images, and after so many falls: it will be logged again."""
         kept = [r for r in self.read_log() if _images(r) <= images]
         if falls is not None:
             late = [id(r) for r in kept if "fall" in r][falls:]

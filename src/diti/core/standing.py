@@ -1,4 +1,4 @@
-"""Where a training stands: its last good line in memory, its states on disk, and how a fall is mended."""
+"""Where a training stands: its last good line in memory, its states on disk, and how it recovers from a fall."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from accelerate import Accelerator
 from torch import Tensor
 
-from diti.config import TrainingConfig
 from diti.core.errors import InputError
 from diti.core.health import MOST_FALLS, Health, Line
 from diti.core.objective import Objective
 from diti.core.pace import Pace
-from diti.core.runs import RunFolder
-from diti.core.state import load_state, save_state
+from diti.core.runs import DIVERGED, RunFolder, write_text
+from diti.core.state import BETWEEN, load_state, save_state
+from diti.core.training import TrainingConfig
 from diti.core.weights import Weights
 
 
 class Diverged(InputError):
-    """The training fell again and again, at ever lower rates."""
+    """The training diverged again and again, at ever lower rates."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,13 @@ class Standing:
         self.weights, self.run, self.accelerator = weights, run, accelerator
         self.images, self.health, self.pace = 0, Health(), pace
         self.saved = 0  # images of the newest state on disk
+        self.between = False  # whether the last good line is one at which no state is due
         self.beginning = self.tensors = copied(weights.tensors())
         self.facts = self._facts()
 
     @classmethod
     def begin(cls, weights: Weights, run: RunFolder, accelerator: Accelerator, pace: Pace) -> Standing:
-        """From the newest undamaged state, or from the start. pace: how long the run is to be."""
+        """From the newest undamaged state, or from the start. pace: how long the run should be."""
         standing = cls(weights, run, accelerator, pace)
         found = load_state(run.path / "state")
         notes: list[str] = []
@@ -64,13 +65,13 @@ class Standing:
         if accelerator.is_main_process:
             run.rewind_log(
                 standing.images, standing.health.falls
-            )  # also of a run that was killed before its first state
+            )  # also for a run that was killed before its first state
             for note in notes:
                 print(note)
         return standing
 
     def judge(self, line: Line, objective: Objective, config: TrainingConfig, broken: bool) -> Fall | None:
-        """A fall, where the line or its last step shows one; the same in every process."""
+        """A fall, if the line or its last step shows one; the same in every process."""
         if broken:
             return Fall("the gradient is not a number", line.images, to_the_start=False)
         if reason := self.health.fault(line, steady=objective.steady):
@@ -79,15 +80,14 @@ class Standing:
             return Fall("the network has learned to predict nothing", line.images, to_the_start=True)
         return None
 
-    def go_back(self, fall: Fall, config: TrainingConfig) -> None:
-        """To the last good line, or to the start, at half the rate; Diverged where that was done too often."""
+    def go_back(self, fall: Fall, config: TrainingConfig, usual_rate: float) -> None:
+        """Back to the last good line, or to the start, at half the rate; Diverged after too many times.
+
+        usual_rate: a higher rate is never advised.
+        """
         falls, rate = self.health.falls + 1, config.learning_rate * self.health.rate_factor
         if falls > MOST_FALLS:
-            raise Diverged(
-                f"{fall.reason} at image {fall.images:,}, after {MOST_FALLS} falls, each mended at half the rate; "
-                f"start again with another --out and --learning-rate {rate / 4:.2g}, or a longer "
-                f"--lr-warmup-images (now {config.lr_warmup_images:,})"
-            )
+            raise self._given_up(fall, min(rate / 4, usual_rate), config.lr_warmup_images)
         if fall.to_the_start:
             self.images, self.saved, self.tensors = 0, 0, self.beginning
             if self.accelerator.is_main_process:
@@ -100,9 +100,22 @@ class Standing:
             self.run.log(images=self.images, fall=fall.reason, noticed_at=fall.images, learning_rate=rate / 2)
             print(f"{fall.reason} at image {fall.images:,}: back to image {self.images:,}, rate {rate / 2:.2g}")
 
-    def good(self, line: Line) -> None:
-        """Keep this line in memory to go back to."""
+    def _given_up(self, fall: Fall, advised_rate: float, warmup: int) -> Diverged:
+        """What to do about it; the folder keeps the message too."""
+        place = "another --out and " if self.saved else ""  # without a state the same folder will do
+        message = (
+            f"{fall.reason} at image {fall.images:,}, after {MOST_FALLS} retries, each at half the rate; "
+            f"start again with {place}--learning-rate {advised_rate:.2g}, or a longer --lr-warmup-images "
+            f"(now {warmup:,}); the log is kept in {self.run.log_path}"
+        )
+        if self.accelerator.is_main_process:
+            write_text(self.run.path / DIVERGED, message + "\n")
+        return Diverged(message)
+
+    def good(self, line: Line, between: bool = False) -> None:
+        """Keep this line in memory to go back to. between: no state is due there, unless the run is stopped."""
         self.health.remember(line)
+        self.between = between
         self.images, self.tensors, self.facts = line.images, copied(self.weights.tensors()), self._facts()
 
     def save(self) -> None:
@@ -126,9 +139,10 @@ class Standing:
             "scaler": None if scaler is None else scaler.state_dict(),
             "health": self.health.facts(),
             "pace": self.pace.facts() if self.pace.measured else None,
+            BETWEEN: self.between,
         }
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """In main memory, safe from what follows."""
+    """A copy in main memory, safe from later steps."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

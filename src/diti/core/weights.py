@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from diti.config import TrainingConfig
 from diti.core.errors import InputError
 from diti.core.muon import MuonAdam
 from diti.core.objective import Objective
+from diti.core.training import TrainingConfig
 
 
 class Weights:
@@ -36,7 +36,7 @@ class Weights:
 
     @torch.no_grad()
     def set_rate(self, rate: float) -> None:
-        """Learning rate of the next step; parts may have a factor of their own."""
+        """Learning rate of the next step; parts may have their own factor."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
 
@@ -84,7 +84,7 @@ class Weights:
             self.average[name].copy_(tensors[f"average/{name}"])
         for name, buffer in self.buffers.items():
             buffer.copy_(tensors[f"buffer/{name}"])
-        self.optimizer.state.clear()  # of a beginning there is none
+        self.optimizer.state.clear()  # at the start there is none
         for full, value in tensors.items():
             if full.startswith("adam."):
                 key, name = full.removeprefix("adam.").split("/", 1)

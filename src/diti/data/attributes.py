@@ -20,6 +20,7 @@ RESERVED = ("file", "split", "identity")  # columns of a dataset table that are 
 SPLITS = ("train", "valid", "test")
 FILE_COLUMNS = ("file", "file_name", "filename", "image_id", "image", "path", "name", "id")
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+LONGEST_QUOTED = 60  # characters of a value in a message
 SEPARATORS = (",", ";", "\t", "|")
 _SPLIT_WORDS = {
     **dict.fromkeys(("train", "training", "trn", "0"), "train"),
@@ -29,7 +30,7 @@ _SPLIT_WORDS = {
 
 
 def split_word(word: object) -> str | None:
-    """'val' → 'valid', 2 → 'test', ...; None for a word that names no split."""
+    """'val' → 'valid', 2 → 'test', ...; None for a word that is not a split."""
     return _SPLIT_WORDS.get(str(word).strip().lower())
 
 
@@ -63,7 +64,7 @@ def _numbers(name: str, array: pa.Array) -> np.ndarray:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         bad = next((v for v in array.to_pylist() if not _is_number(v)), array[0].as_py())
         raise InputError(
-            f"attribute {name!r} has the value {str(bad)[:40]!r}; values must be 0/1, -1/1 or numbers: "
+            f"attribute {name!r} has the value {_short(bad)!r}; values must be 0/1, -1/1 or numbers: "
             f"change it, or leave the column out with --ignore {name}"
         ) from None
     if not np.isfinite(numbers).all():
@@ -118,13 +119,16 @@ def _split_words(values: Column) -> list[str]:
     for value in _python_values(values):
         word = split_word(value)
         if word is None:
-            raise InputError(f"split {value!r} is unknown; use train, valid or test (or 0, 1, 2)")
+            raise InputError(f"split {_short(value)!r} is unknown; use train, valid or test (or 0, 1, 2)")
         words.append(word)
     return words
 
 
 def read_table(path: Path) -> pa.Table:
-    """A CSV (of commas, semicolons or tabs), TSV or parquet file as a table, each column under its own name."""
+    """A CSV (with commas, semicolons or tabs), TSV or parquet file as a table; each column has its own name."""
+    if not path.is_file():
+        fault = "is a folder" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {fault}; name a CSV, TSV or parquet file")
     try:
         table = read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
     except (pa.ArrowException, OSError) as error:
@@ -141,7 +145,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """One file as it is; pyarrow's `read_table` adds a column where a folder is called like size=64."""
+    """One file as it is; pyarrow's `read_table` adds a column for a folder named like size=64."""
     with pyarrow.parquet.ParquetFile(path.absolute()) as parquet:
         return parquet.read()
 
@@ -151,13 +155,13 @@ def check_names(columns: Sequence[str], path: Path) -> None:
     for place, name in enumerate(columns):
         if not name or name in columns[:place]:
             fault = f"the column {name!r} twice" if name else f"no name for column {place + 1}"
-            raise InputError(f"{path} has {fault}; give each column a name of its own")
+            raise InputError(f"{path} has {fault}; give each column its own name")
 
 
 def _read_csv(path: Path) -> pa.Table:
     lines = path.read_bytes().decode("utf-8-sig").split("\n")
     header = next((line for line in lines if line.strip()), "")
-    # The separator that cuts the header into the most pieces; some programs write semicolons, and call it CSV.
+    # The separator that splits the header into the most columns; some programs write semicolons and call it CSV.
     pieces = {mark: len(next(csv.reader([header], delimiter=mark), [])) for mark in SEPARATORS}
     parse = pyarrow.csv.ParseOptions(delimiter=max(pieces, key=lambda mark: pieces[mark]))
     with pyarrow.csv.open_csv(path, parse_options=parse) as head:
@@ -169,7 +173,8 @@ def _read_csv(path: Path) -> pa.Table:
 
 def file_column(table: pa.Table, path: Path) -> str:
     """The column that names the image of each row: a well-known name, else the first column of text."""
-    lower = {name.lower(): name for name in reversed(table.column_names)}
+    fitting = [name for name in table.column_names if _may_name_files(table.schema.field(name).type)]
+    lower = {name.lower(): name for name in reversed(fitting)}
     for name in FILE_COLUMNS:
         if name in lower:
             return lower[name]
@@ -177,8 +182,21 @@ def file_column(table: pa.Table, path: Path) -> str:
         return table.column_names[0]
     raise InputError(
         f"{path} has no column that names the images; call it one of {', '.join(FILE_COLUMNS[:4])} "
-        f"(found: {', '.join(table.column_names[:6])})"
+        f"(found: {', '.join(map(_short, table.column_names[:6]))})"
     )
+
+
+def _may_name_files(kind: pa.DataType) -> bool:
+    """Words or whole numbers; a column of encoded images is often called image, too."""
+    if pa.types.is_dictionary(kind):
+        return _may_name_files(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind))
+
+
+def _short(value: object) -> str:
+    """A value as a message quotes it."""
+    text = str(value)
+    return text if len(text) <= LONGEST_QUOTED else f"{text[: LONGEST_QUOTED - 3]}..."
 
 
 def join_attributes(
@@ -229,14 +247,14 @@ def _refuse_conflicts(files: Sequence[str], rows_of: Sequence[list[int]], labels
 
 
 def check_ignored(ignore: Collection[str], columns: Sequence[str], path: Path) -> None:
-    """A misspelt --ignore must not pass in silence."""
+    """A misspelt --ignore must not pass silently."""
     for name in ignore:
         if name not in columns:
             raise InputError(f"--ignore {name}: {path} has no such column.{nearest(name, columns)}")
 
 
 def table_from_columns(files: Sequence[str], rows: pa.Table, skip: Collection[str]) -> pa.Table:
-    """The dataset table of rows that already lie in the order of `files`."""
+    """The dataset table of rows that are already in the order of `files`."""
     names = [n for n in rows.column_names if n not in skip]
     return dataset_table(
         files,
@@ -247,7 +265,7 @@ def table_from_columns(files: Sequence[str], rows: pa.Table, skip: Collection[st
 
 
 def _match_rows(files: Sequence[str], named: Sequence[str], path: Path) -> list[list[int]]:
-    """For each file the rows that name it. The first way of naming that matches any file is taken."""
+    """For each file the rows that name it, by the first way of naming that matches any file."""
     if not named:
         raise InputError(f"{path} has no rows; it needs one for each image")
     ways = (
@@ -264,9 +282,13 @@ def _match_rows(files: Sequence[str], named: Sequence[str], path: Path) -> list[
             _refuse_ambiguous(way, files, found, path)
             return found
     raise InputError(
-        f"{path} matches none of the {len(files):,} images: it names {', '.join(map(repr, named[:2]))}, "
-        f"the folder holds {', '.join(map(repr, files[:2]))}"
+        f"{path} matches none of the {len(files):,} images: it names {_quoted(named[:2])}, "
+        f"the folder holds {_quoted(files[:2])}"
     )
+
+
+def _quoted(values: Sequence[str]) -> str:
+    return ", ".join(repr(_short(value)) for value in values)
 
 
 def _refuse_ambiguous(way, files: Sequence[str], rows_of: Sequence[list[int]], path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -275,7 +297,7 @@ def _refuse_ambiguous(way, files: Sequence[str], rows_of: Sequence[list[int]], p
     for file, rows in zip(files, rows_of, strict=True):
         if rows and rows[0] in seen:
             raise InputError(
-                f"{path}: one row stands for both {seen[rows[0]]} and {file} ({way(file)!r}); "
+                f"{path}: one row matches both {seen[rows[0]]} and {file} ({way(file)!r}); "
                 "name the images by their path inside the folder"
             )
         if rows:

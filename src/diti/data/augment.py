@@ -1,11 +1,11 @@
 """Two random views of each image, as SimCLR compares them (Chen et al. 2020, appendix A), for a batch at once.
 
-The transforms are mirror, colour jitter, grey, blur and, if asked for, crop-resize. One function each takes images
-(B,3,H,W) in [-1,1] and a number per image (B,).
+The transforms are mirror, colour jitter, grey, blur and, if asked for, crop-resize. Each is a function of images
+(B,3,H,W) in [-1,1] and one number per image (B,).
 
-Colour is linear here: grey is the luma Y of YIQ, saturation scales the chroma (I,Q), and hue turns the chroma by
+Colour is linear here: grey is the luma Y of YIQ, saturation scales the chroma (I,Q), and hue rotates the chroma by
 an angle, which keeps Y. Brightness, contrast, saturation and hue then commute, so their order, which others draw
-at random, makes no difference, and one 3×3 matrix and one offset per image do all of it. Values are clamped once,
+at random, makes no difference, and one 3×3 matrix and one offset per image are enough. Values are clamped once,
 at the end.
 """
 
@@ -31,7 +31,7 @@ _YIQ = torch.tensor(  # NTSC: rows Y, I, Q
 _TURN = torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)  # red → yellow → green, as in HSV
 LUMA = _YIQ[0].float()  # (3,)
 TO_GREY = LUMA.expand(3, 3)  # each channel becomes Y
-QUARTER_TURN = (torch.linalg.inv(_YIQ) @ _TURN @ _YIQ).float()  # drops Y, turns the chroma by 90°
+QUARTER_TURN = (torch.linalg.inv(_YIQ) @ _TURN @ _YIQ).float()  # drops Y, rotates the chroma by 90°
 
 
 def two_views(images: Tensor, draws: Draws, config: ViewsConfig) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ def saturation_matrix(factor: Tensor) -> Tensor:
 
 
 def hue_matrix(turns: Tensor) -> Tensor:
-    """(B,3,3) that turn the chroma (I,Q) of YIQ by (B,) parts of a full turn, from red towards green; Y stays."""
+    """(B,3,3) that rotate the chroma (I,Q) of YIQ by (B,) parts of a full turn, red towards green; Y stays."""
     angle = 2 * math.pi * turns.view(-1, 1, 1)
     grey = TO_GREY.to(turns)
     return grey + angle.cos() * (torch.eye(3).to(turns) - grey) + angle.sin() * QUARTER_TURN.to(turns)
@@ -108,12 +108,12 @@ def recolour(images: Tensor, matrix: Tensor, contrast: Tensor) -> Tensor:
 
 
 def mirror(images: Tensor, chosen: Tensor) -> Tensor:
-    """The images that (B,) chooses, left and right exchanged."""
+    """The images chosen by (B,), with left and right swapped."""
     return torch.where(chosen.view(-1, 1, 1, 1), images.flip(3), images)
 
 
 def blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur by (B,) sigma px in a window of about a tenth of the side; beyond an edge lies its mirror."""
+    """Gaussian blur by (B,) sigma px in a window of about a tenth of the side; edges are mirrored."""
     count, channels, height, width = images.shape
     if count == 0:  # a convolution needs at least one group
         return images
@@ -133,7 +133,7 @@ def gaussian(sigma: Tensor, radius: int) -> Tensor:
 def random_box(area: Tensor, ratio: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Boxes left, top, width, height (B,) in parts of the side, from uniform numbers (B,) in [0,1].
 
-    Areas are uniform and ratios log-uniform in their ranges; a side that would stick out is cut to the image's.
+    Areas are uniform and ratios log-uniform in their ranges; a side longer than the image's is cut to it.
     """
     share = CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * area
     low, high = map(math.log, CROP_RATIO)
@@ -143,7 +143,7 @@ def random_box(area: Tensor, ratio: Tensor, x: Tensor, y: Tensor) -> tuple[Tenso
 
 
 def crop_resize(images: Tensor, left: Tensor, top: Tensor, width: Tensor, height: Tensor) -> Tensor:
-    """What lies in the boxes (B,), in parts of the side, enlarged to the whole image; bilinear."""
+    """The contents of the boxes (B,), in parts of the side, enlarged to the whole image; bilinear."""
     zero = torch.zeros_like(left)
     across = torch.stack([width, zero, 2 * left + width - 1], 1)
     down = torch.stack([zero, height, 2 * top + height - 1], 1)

@@ -1,8 +1,8 @@
-"""What the two files of a dataset folder hold, and how an unchanged file is told without reading it.
+"""What the two files of a dataset folder hold, and how an unchanged file is recognised without reading it.
 
 A record of a file is its size, the times at which contents and status were last changed, and its sha256.
-`dataset.json` has those of both files as they were written. The time of the status is the system's own: no copy
-keeps it, no edit can hide from it. The files of a copied folder are read once, and the cache remembers them.
+`dataset.json` has those of both files as they were written. The status time is set by the system: a copy does not
+keep it, and an edit cannot avoid it. The files of a copied folder are read once, and the cache remembers them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Records = dict[str, dict[str, Any]]  # file name → {"size": bytes, "mtime_ns":
 
 
 def read_contents(folder: Path) -> Records:
-    """The records of both files, all of each read."""
+    """The records of both files, read in full."""
     return {name: _record(folder / name) for name in (IMAGES, TABLE)}
 
 
@@ -49,7 +49,7 @@ def current_contents(folder: Path, written: Records) -> Records:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    stamps = _stamps(path)  # before reading: a change in between shows as another time
+    stamps = _stamps(path)  # before reading: a change in between gives another time
     return {**stamps, "sha256": sha256_file(path)}
 
 
@@ -79,4 +79,4 @@ def _remembered(memory: Path) -> Records:
         found = read_json(memory) if memory.is_file() else {}
     except InputError:
         found = {}
-    return found if are_records(found) else {}  # a damaged note is written anew
+    return found if are_records(found) else {}  # a damaged cache file is written again

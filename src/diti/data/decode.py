@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,7 @@ def celeba_box(width: int, height: int) -> Box:
 
 
 def lfw_box(width: int, height: int) -> Box:
-    """LFW: resize to 1.1 times the wanted size and cut the centre out, i.e. the central 1/1.1."""
+    """LFW: resize to 1.1 times the wanted size and cut out the centre, i.e. the central 1/1.1."""
     left, top, right, bottom = centre_box(width, height)
     margin = (right - left) * (1 - 1 / 1.1) / 2
     return left + margin, top + margin, right - margin, bottom - margin
@@ -67,28 +69,40 @@ def decode(picture: Picture, size: int, crop: str) -> np.ndarray:
 
 
 def picture_size(picture: Picture) -> tuple[int, int]:
-    """Width and height, px, as the head of the file says. Raises Unreadable where it has none."""
+    """Width and height, px, from the header of the file. Raises Unreadable where it has none."""
     with _opened(picture) as image:
         return image.size
 
 
 @contextmanager
 def _opened(picture: Picture) -> Iterator[Image.Image]:
-    """A picture of any kind; whatever fails with it in the block becomes Unreadable."""
+    """A picture of any kind; any error in the block becomes Unreadable."""
     if isinstance(picture, Exception):
         raise Unreadable(_reason(picture)) from picture
+    reads_heif()
     try:
         if isinstance(picture, np.ndarray):
             yield Image.fromarray(picture)
             return
         if isinstance(picture, Path) and not picture.is_file() and picture.exists():
-            raise OSError("not a regular file")  # a pipe would be waited for
+            raise OSError("not a regular file")  # reading a pipe would block
         with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as image:
             yield image
     except UnidentifiedImageError:
         raise Unreadable("not an image that Pillow knows") from None
     except Exception as error:  # Pillow's decoders raise many kinds on broken files; one must never stop a run
         raise Unreadable(_reason(error)) from error
+
+
+@cache
+def reads_heif() -> bool:
+    """Whether HEIC can be read: Pillow needs pillow-heif for it."""
+    if find_spec("pillow_heif") is None:
+        return False
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    return True
 
 
 def _reason(error: Exception) -> str:
@@ -102,7 +116,7 @@ def _fit(image: Image.Image, size: int, crop: str) -> np.ndarray:
     width, height = image.size
     _draft(image, size, crop)
     upright = to_rgb(ImageOps.exif_transpose(image) if _is_rotated(image) else image)
-    if upright.size != image.size:  # turned by 90 degrees: width and height have changed places
+    if upright.size != image.size:  # rotated by 90 degrees: width and height are swapped
         width, height = height, width
     scale = (upright.size[0] / width, upright.size[1] / height)  # 1 unless drafted
     left, top, right, bottom = (round(e * scale[i % 2]) for i, e in enumerate(CROPS[crop](width, height)))

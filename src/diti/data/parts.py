@@ -1,7 +1,7 @@
-"""A dataset folder in the making: space for all pixels, and a checksum of each row that is done.
+"""An unfinished dataset folder: space for all pixels, and a checksum of each row that is done.
 
 `images.part` has a row per image of the source, `done.part` the checksums; what was cut off or damaged since an
-earlier run shows as rows that are not done.
+earlier run counts as not done.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ ROWS_AT_ONCE = 128
 log = logging.getLogger(__name__)
 
 
-def allocate(out: Path, plan: dict[str, Any]) -> None:
+def allocate(out: Path, plan: dict[str, Any], remedy: str) -> None:
     """Reserve the disk space before the first image: a full disk under a memory map would kill the process.
 
-    What an earlier run left is kept, and made whole where it was cut off.
+    What an earlier run left is kept, and extended where it was cut off. remedy: what to do if there is too little
+    space, besides freeing some.
     """
     shape = (plan["count"], plan["size"], plan["size"], 3)
     held = sum((out / name).stat().st_blocks * 512 for name in (PIXELS, DONE) if (out / name).is_file())
@@ -37,14 +38,14 @@ def allocate(out: Path, plan: dict[str, Any]) -> None:
     if need > free + held:
         raise InputError(
             f"{plan['count']:,} images of {plan['size']} px need {_amount(need)} and {out} has "
-            f"{_amount(free)} free; free space, choose another --out, or a smaller --size"
+            f"{_amount(free)} free; free space, or {remedy}"
         )
     _reserve(out / PIXELS, np.uint8, shape)
     _reserve(out / DONE, np.uint32, shape[:1])
 
 
 def _amount(count: float) -> str:
-    """So many bytes, in the unit that suits them."""
+    """A number of bytes in a suitable unit."""
     for unit in ("kB", "MB", "GB"):
         count /= 1000
         if count < 1000:
@@ -53,9 +54,9 @@ def _amount(count: float) -> str:
 
 
 def _reserve(path: Path, kind: type[np.generic], shape: tuple[int, ...]) -> None:
-    """An array file whose blocks are really there, where the system can promise that (macOS cannot).
+    """An array file whose blocks are really allocated, where the system can guarantee that (macOS cannot).
 
-    One of that kind and shape keeps what it holds; zeros take the place of what it has lost.
+    An existing file of that kind and shape keeps its contents; zeros replace what was lost.
     """
     kept = _is_array(path, kind, shape)
     try:
@@ -80,17 +81,17 @@ def _is_array(path: Path, kind: type[np.generic], shape: tuple[int, ...]) -> boo
 
 
 def open_parts(out: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels (N, S, S, 3) and the marks (N,) of a folder in the making."""
+    """The pixels (N, S, S, 3) and the marks (N,) of an unfinished folder."""
     return np.load(out / PIXELS, mmap_mode="r+"), np.load(out / DONE, mmap_mode="r+")
 
 
 def mark(pixels: np.ndarray) -> int:
-    """What stands in `done.part` for an image that is done: its checksum; 0 is for one that is not."""
+    """The entry in `done.part` for an image that is done: its checksum; 0 is for one that is not."""
     return zlib.crc32(pixels.tobytes()) or 1
 
 
 def unfinished(out: Path) -> np.ndarray:
-    """Rows that are not done, or not as they were: a cut file or a power failure can take pixels away."""
+    """Rows that are not done, or have changed: a truncated file or a power failure can lose pixels."""
     pixels, done = open_parts(out)
     marked = np.flatnonzero(done)
     whole = [row for row in marked.tolist() if done[row] == mark(pixels[row])]

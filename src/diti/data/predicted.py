@@ -1,7 +1,7 @@
 """`diti label`: what an ONNX image classifier says about a dataset, as columns of its table marked as predicted.
 
 For each output NAME the table gets `NAME_score` (float) and `NAME` (0/1: score ≥ threshold). `dataset.json` names
-the model of each such column under "predicted"; everything that shows attributes asks `predicted_columns`.
+the model of each such column under "predicted"; everything that shows attributes calls `predicted_columns`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def label_dataset(
     `names_file` holds a name per line, in the order of the model's outputs; `output` picks one of several heads.
     Images are resized where the model has a fixed size. Float inputs get pixels by `normalisation`: imagenet (mean
     and std of ImageNet), unit (0..1), signed (-1..1), none (0..255); uint8 inputs get the pixels as they are.
-    `activation` makes scores of the outputs: none, sigmoid, softmax, or auto, which is none where all outputs of
+    `activation` turns the outputs into scores: none, sigmoid, softmax, or auto, which is none where all outputs of
     the set lie in [0, 1] and sigmoid where they do not.
     """
     _check_choice("--normalisation", normalisation, NORMALISATIONS)
@@ -79,7 +79,7 @@ def label_dataset(
         raise InputError(f"--threshold {threshold} is out of range; scores are probabilities: use 0 to 1")
     if not is_dataset(folder):
         raise InputError(
-            f"{folder} is not a dataset folder, and labels need a table to live in; "
+            f"{folder} is not a dataset folder, and labels need a table; "
             f"run diti prepare {folder} --out DIR first, then diti label DIR"
         )
     names = read_names(names_file)
@@ -101,7 +101,7 @@ def _check_choice(option: str, word: str, allowed: Sequence[str] | dict[str, Any
 
 
 def read_names(path: Path) -> list[str]:
-    """A name per line, in order; InputError for a file without names, a name twice, or an empty line between."""
+    """One name per line, in order; InputError for a file without names, a repeated name, or an empty line."""
     try:
         lines = path.read_text(encoding="utf-8-sig").rstrip().splitlines()
     except OSError as error:
@@ -126,7 +126,7 @@ def _columns(names: Sequence[str]) -> list[str]:
 
 
 def _check_columns(dataset: Dataset, names: Sequence[str], names_file: Path) -> None:
-    """A true attribute is never written over; what was predicted earlier is."""
+    """A true attribute is never overwritten; an earlier prediction is."""
     columns = _columns(names)
     kept = {*RESERVED, *dataset.table.column_names} - predicted_columns(dataset).keys()
     for place, column in enumerate(columns):
@@ -186,7 +186,7 @@ def resized(pixels: np.ndarray, height: int | None, width: int | None) -> np.nda
 
 
 def open_classifier(file: Path, layout: str = "auto", output: str | None = None) -> Classifier:
-    """Open an ONNX file and read off what it takes; InputError for anything but one RGB image input."""
+    """Open an ONNX file and read what it takes; InputError for anything but one RGB image input."""
     try:
         import onnxruntime
     except ImportError:
@@ -194,7 +194,7 @@ def open_classifier(file: Path, layout: str = "auto", output: str | None = None)
     if not file.is_file():
         raise InputError(f"--model {file} is not a file; name an ONNX file")
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong arrives as an exception
+    options.log_severity_level = 4  # errors arrive as exceptions
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # slow where cores are shared
     try:
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
@@ -217,7 +217,7 @@ def _channels_first(shape: list[int | None], layout: str, given: str) -> bool:
         return shape[1] == 3
     if layout == "auto" and None in (shape[1], shape[3]):
         raise InputError(
-            f"{given}, which does not tell where the channels are; add --layout nchw or --layout nhwc"
+            f"{given}, which does not show where the channels are; add --layout nchw or --layout nhwc"
         )
     if layout == "auto" or shape[1 if layout == "nchw" else 3] not in (3, None):
         raise InputError(f"{given}; it must take RGB images, (N, 3, H, W) or (N, H, W, 3)")
@@ -232,12 +232,12 @@ def _output(session: Any, file: Path, wanted: str | None) -> str:
     if wanted is None:
         raise InputError(f"--model {file} has {len(known)} outputs; name one with --output: {', '.join(known)}")
     if wanted not in known:
-        raise InputError(f"--output {wanted} is none of {file}; use {', '.join(known)}.{nearest(wanted, known)}")
+        raise InputError(f"--output {wanted} is not in {file}; use {', '.join(known)}.{nearest(wanted, known)}")
     return wanted
 
 
 def _onnx_errors() -> tuple[type[Exception], ...]:
-    """What onnxruntime raises for a broken file or a wrong input; its classes have no common base of their own."""
+    """What onnxruntime raises for a broken file or a wrong input; its classes have no common base class."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     broken = (state.InvalidGraph, state.InvalidProtobuf, state.NoSuchFile, state.NotImplemented)
@@ -254,7 +254,7 @@ def _run(
     """The model's outputs for all images, in order: float32 (N, K)."""
     step = classifier.batch or batch
     found = []
-    with progress_bar(f"labelling {escape(dataset.name)}", len(dataset)) as advance:
+    with progress_bar(f"labelling {escape(dataset.title)}", len(dataset)) as advance:
         for start in range(0, len(dataset), step):
             outputs = classifier(dataset.images[start : start + step], normalisation)
             if outputs.shape[1] != len(names):
@@ -291,7 +291,7 @@ def _check_finite(scores: np.ndarray, dataset: Dataset, model: Path) -> None:
 
 
 def with_predictions(table: pa.Table, names: Sequence[str], scores: np.ndarray, threshold: float) -> pa.Table:
-    """The table with the columns of each name; a column that is there keeps its place."""
+    """The table with the columns of each name; an existing column keeps its place."""
     for name, score in zip(names, scores.T, strict=True):
         values = {name: pa.array((score >= threshold).astype(np.int8)), name + SCORE: pa.array(score)}
         for column, array in values.items():
@@ -303,7 +303,7 @@ def with_predictions(table: pa.Table, names: Sequence[str], scores: np.ndarray, 
 
 
 def _write(dataset: Dataset, table: pa.Table, columns: list[str], mark: dict[str, Any]) -> None:
-    """Replace table and description so that a kill at any moment leaves a folder that opens and tells no lie.
+    """Replace table and description so that a kill at any moment leaves a folder that opens and is correct.
 
     Two files cannot be replaced at once. So the description first says that these columns are predicted, by a
     model not yet known; then the table changes; then the description is completed. A folder left in between is as

@@ -47,7 +47,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         labels = f", {len(self.attributes)} attributes" if self.attributes else ""
-        return f"<Dataset {self.name}: {len(self):,} images of {self.size} px{labels}; {self.path}>"
+        return f"<Dataset {self.title}: {len(self):,} images of {self.size} px{labels}; {self.path}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -60,13 +60,18 @@ class Dataset:
         return str(self.info["name"])
 
     @property
+    def title(self) -> str:
+        """Its name on pages: the folder's own name for a folder of images, else the name of the set."""
+        return str(self.info.get("title") or self.name)
+
+    @property
     def size(self) -> int:
         """Side of the images, px."""
         return int(self.images.shape[1])
 
     @property
     def hash(self) -> str:
-        """sha256 over pixels and table as they are, whatever the folder held when it was written."""
+        """sha256 over pixels and table as they are now, whatever the folder held when it was written."""
         return str(self.info["hash"])
 
     @cached_property
@@ -104,7 +109,7 @@ class Dataset:
         if flips is not None:
             mirrored = np.flatnonzero(flips)
             before = batch[mirrored]
-            for channel in range(3):  # NumPy turns the rows of one channel three times faster than whole pixels
+            for channel in range(3):  # NumPy flips the rows of one channel three times faster than whole pixels
                 batch[mirrored, :, :, channel] = before[:, :, ::-1, channel]
         return batch
 
@@ -133,12 +138,12 @@ def _open_files(path: Path) -> tuple[np.ndarray, pa.Table]:
     try:
         images = np.lib.format.open_memmap(path / IMAGES, mode="r")
     except ValueError as error:
-        raise InputError(f"{IMAGES} is no array of images ({error})") from None
+        raise InputError(f"{IMAGES} is not an array of images ({error})") from None
     return images, read_parquet(path / TABLE)
 
 
 def _fault_of_info(info: object) -> str:
-    """What is wrong with the contents of `dataset.json`; nothing is the empty string."""
+    """What is wrong with the contents of `dataset.json`; the empty string if nothing is."""
     if not isinstance(info, dict):
         return f"{INFO} does not describe a dataset"
     kinds = {"name": str, "skipped": int, "splits": dict}
@@ -146,7 +151,7 @@ def _fault_of_info(info: object) -> str:
         if not isinstance(info.get(key), kind):
             return f"{INFO} has no {key}"
     if not are_records(info.get("files", {})):  # missing in folders of earlier versions
-        return f"files in {INFO} are no records of files"
+        return f"files in {INFO} are not records of files"
     marks = info.get("predicted", {})
     if not isinstance(marks, dict) or not all(isinstance(mark, dict) for mark in marks.values()):
         return f"predicted in {INFO} does not name columns"
@@ -160,7 +165,7 @@ def _fault_of_images(images: np.ndarray) -> str:
 
 
 def _fault_of_table(table: pa.Table, images: int) -> str:
-    """A table may be edited, but not out of its form."""
+    """A table may be edited, but must keep its form."""
     names = table.column_names
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         return f"{TABLE} has the column {twice[0]!r} twice"
@@ -172,7 +177,7 @@ def _fault_of_table(table: pa.Table, images: int) -> str:
         return f"{IMAGES} holds {images:,} images, {TABLE} {table.num_rows:,} rows"
     for word in table["split"].unique().to_pylist():
         if word not in SPLITS:
-            return f"{TABLE} has the split {word!r}, which is none of {', '.join(SPLITS)}"
+            return f"{TABLE} has the split {word!r}, which is not one of {', '.join(SPLITS)}"
     for name in attribute_names(table):
         kind = table.schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -181,9 +186,9 @@ def _fault_of_table(table: pa.Table, images: int) -> str:
 
 
 def _true_contents(path: Path, info: dict[str, Any]) -> dict[str, Any]:
-    """Hash and records of the files as they are, so that nothing made from other images is taken for theirs.
+    """Hash and records of the files as they are, so that results from other images are never taken for theirs.
 
-    A table may be edited: the folder then goes under another hash. Edited pixels cannot be told from damaged ones.
+    A table may be edited: the folder then has another hash. Edited pixels cannot be told from damaged ones.
     """
     written = info.get("files", {})  # missing in folders of earlier versions: these are read once
     now = current_contents(path, written)
@@ -195,10 +200,21 @@ def _true_contents(path: Path, info: dict[str, Any]) -> dict[str, Any]:
     return {"hash": hash_of(now), "files": now}
 
 
-class Stream:
-    """An endless shuffled walk over rows: every epoch is a new order, and any stretch can be asked for directly.
+def require_training_images(dataset: Dataset) -> Dataset:
+    """The dataset; InputError where its own split leaves nothing to train on."""
+    if len(dataset.rows("train")):
+        return dataset
+    held = ", ".join(f"{split} {count:,}" for split in SPLITS if (count := len(dataset.rows(split))))
+    raise InputError(
+        f"{dataset.title} has no training images ({held}); mark some of them as train: in the column split of its "
+        "table, or by their folders"
+    )
 
-    What stands at position p depends on (seed, p) only. So a continued run goes on where it stopped, and each of
+
+class Stream:
+    """An endless shuffled walk over rows: every epoch has a new order, and any stretch can be read directly.
+
+    The row at position p depends on (seed, p) only. So a continued run goes on where it stopped, and each of
     several processes takes its own stretch of the same walk.
     """
 
@@ -223,7 +239,7 @@ class Stream:
         return np.concatenate(rows), np.concatenate(flips)
 
     def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Order and flips of one epoch; the latest is kept, because it is asked for again and again."""
+        """Order and flips of one epoch; the latest is kept, because it is used again and again."""
         if self._epoch is None or self._epoch[0] != epoch:
             rng = numpy_generator(self.seed, "epoch", epoch)
             order = self.all_rows[rng.permutation(len(self.all_rows))]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-# A picture as it lies in the source: a file, the bytes of a file, or pixels (H, W, 3) uint8.
-# An exception in its place says that this one cannot be read; it is skipped and named.
+# A picture as stored in the source: a file, the bytes of a file, or pixels (H, W, 3) uint8.
+# An exception in its place means that this one cannot be read; it is skipped and reported.
 Picture = Path | bytes | np.ndarray | Exception
 
 # Reads the pictures of ascending row numbers, in that order. It is pickled and runs in several processes: it
@@ -28,6 +28,8 @@ class Source:
     read: Read
     crop: str = "centre"  # a name in decode.CROPS
     notes: tuple[str, ...] = ()  # what the user should know, e.g. rows of the attribute file without an image
+    title: str = ""  # its name on pages, where that is not `name`: a folder's own name
+    left_out: tuple[tuple[str, str], ...] = ()  # images of a kind that cannot be read, and why
 
 
 @dataclass(frozen=True)

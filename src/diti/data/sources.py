@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 
 from diti import __version__
 from diti.core.errors import InputError, nearest
 from diti.core.machine import cache_folder
+from diti.core.runs import described
 from diti.data.contents import IMAGES
 from diti.data.parts import PIXELS
 from diti.data.prepare import find_size, fingerprint, prepare_cached
 from diti.data.prepared import INFO, Dataset, open_dataset
-from diti.data.readers import celeba, factors, folder, lfw, lmdbs, parquet, toyfaces_source
+from diti.data.readers import celeba, factors, ffhq, folder, lfw, lmdbs, parquet, toyfaces_source
 from diti.data.source import ReadOptions, Source
 
 
@@ -28,7 +30,7 @@ class Kind:
     open_source: Callable[[Path, ReadOptions], Source]
 
 
-KINDS = (  # asked in this order; the first that recognises a path reads it
+KINDS = (  # tried in this order; the first that recognises a path reads it
     Kind("shapes3d", "Shapes3D, 3dshapes.h5", factors.detect_shapes3d, factors.open_shapes3d),
     Kind("dsprites", "dSprites, *.npz", factors.detect_dsprites, factors.open_dsprites),
     Kind("mpi3d", "MPI3D, *.npz", factors.detect_mpi3d, factors.open_mpi3d),
@@ -38,7 +40,8 @@ KINDS = (  # asked in this order; the first that recognises a path reads it
     Kind("lsun", "LSUN's LMDB", lmdbs.detect_lsun, lmdbs.open_lsun),
     Kind("celeba", "CelebA's own layout", celeba.detect, celeba.open_source),
     Kind("lfw", "LFW's own layout", lfw.detect, lfw.open_source),
-    Kind("folder", "a folder of images (FFHQ too), any nesting", folder.detect, folder.open_source),
+    Kind("ffhq", "FFHQ's own layout", ffhq.detect, ffhq.open_source),
+    Kind("folder", "a folder of images, any nesting", folder.detect, folder.open_source),
 )
 
 
@@ -62,7 +65,7 @@ def find_source(location: str, options: ReadOptions, kind: str | None = None) ->
             f"{error.filename or location} cannot be read ({error.strerror or error}); {remedy}"
         ) from None
     known = "; ".join(k.about for k in KINDS)
-    raise InputError(f"{location} is of no kind that can be read; known: {known}; toyfaces[:N]")
+    raise InputError(f"{location} is not a kind of data that can be read; known: {known}; toyfaces[:N]")
 
 
 def _kind(name: str) -> Kind:
@@ -76,35 +79,61 @@ def _kind(name: str) -> Kind:
 def open_data(location: str | Path, size: int | None = None) -> Dataset:
     """What `--data` accepts: a dataset folder as it is; anything else is prepared into the cache first.
 
-    size: side of the prepared images, px; may be left out where all of them are squares of one size.
+    size: side of the prepared images, px; may be omitted if all of them are squares of one size.
 
         data = diti.open_data("photos", size=64)
     """
+    if isinstance(size, bool) or not isinstance(size, Integral | None):
+        raise InputError(f"size is {size!r}; give the side of the images in px, a whole number such as 64")
+    if not isinstance(location, str | Path):
+        raise _no_data(location)
     path = Path(location).expanduser()
     if _is_prepared(path):
         return open_dataset(path)
     source = find_source(str(location), ReadOptions(size=size))
     size = find_size(source, source.crop) if size is None else size
     key = hashlib.sha256(f"{__version__}/{fingerprint(source)}/{size}/{source.crop}".encode()).hexdigest()[:12]
-    return prepare_cached(source, cache_folder() / f"{source.name[:60]}-{size}px-{key}", size)
+    dataset = prepare_cached(source, cache_folder() / f"{source.name[:60]}-{size}px-{key}", size)
+    # A copy of a folder under another name shares its cache entry.
+    return replace(dataset, info={**dataset.info, "title": source.title})
+
+
+def _no_data(given: object) -> InputError:
+    return InputError(
+        f"the data is {described(given)}; give a Dataset, the path of a file or folder of images, or toyfaces"
+    )
+
+
+def as_dataset(data: Dataset | str | Path, size: int | None = None) -> Dataset:
+    """An open dataset as it is, anything else as `open_data` opens it."""
+    return data if isinstance(data, Dataset) else open_data(data, size)
+
+
+def place_of(data: Dataset | str | Path) -> str:
+    """Where data is read from, as a command would name it."""
+    if isinstance(data, Dataset):
+        return str(data.path)
+    if not isinstance(data, str | Path):
+        raise _no_data(data)
+    return str(data)
 
 
 def data_of_run(folder: Path) -> str | None:
-    """What a run was made from, as its config.yaml names it; None where it does not, or where that is not here."""
+    """The data of a run, as named in its config.yaml; None where it names none, or the data is not here."""
     import yaml
 
     try:
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         data = str(settings["data"])
         found = toyfaces_source.is_toyfaces(data) or Path(data).expanduser().exists()
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # none, or what is left of one
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # missing or damaged
         return None
     return data if data and found else None
 
 
 def _is_prepared(path: Path) -> bool:
-    """Whether a path is a dataset folder, be it complete or not."""
+    """Whether a path is a dataset folder, complete or not."""
     try:
         return any((path / name).is_file() for name in (INFO, IMAGES, PIXELS))
-    except OSError:  # a name that cannot be; `find_source` says so
+    except OSError:  # an impossible name; `find_source` reports it
         return False

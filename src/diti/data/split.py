@@ -1,4 +1,4 @@
-"""Train, valid and test for sources that bring none: stable, by hash, whole persons together."""
+"""Train, valid and test for sources without a split: stable, by hash, all images of a person together."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ def hash_splits(keys: Sequence[str]) -> list[str]:
 
 
 def with_split(table: pa.Table) -> pa.Table:
-    """The table with a split column in second place: its own, else by person, else by file name."""
+    """The table with a split column in second place: its own, else by person, else by file name.
+
+    If there are so few images that none would be for training, all of them are.
+    """
     if "split" in table.column_names:
         return table
     keys = table["identity" if "identity" in table.column_names else "file"].to_pylist()
-    return table.add_column(1, "split", pa.array(hash_splits(keys), pa.string()))
+    splits = hash_splits(keys)
+    if "train" not in splits:
+        splits = ["train"] * len(splits)
+    return table.add_column(1, "split", pa.array(splits, pa.string()))

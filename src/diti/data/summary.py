@@ -1,4 +1,4 @@
-"""A dataset in a glance: a table for the terminal, a box for a notebook, a sheet of pictures for the eye."""
+"""A dataset at a glance: a table for the terminal, a box for a notebook, a sheet of pictures."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from diti.core.html import card, folded, picture_row, shortened
 from diti.core.images import grid, save_picture
 from diti.data.attributes import SPLITS
 from diti.data.predicted import predicted_columns
 from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
+from diti.pages.notebook import card, shortened
 
 MOST_ATTRIBUTES = 12  # more are counted, not listed
-MOST_FOLDED = 200  # the same, where they take no room until they are asked for
+MOST_FOLDED = 200  # the same, where they are folded and take no room
 PICTURES = 8  # in a notebook
 
 
@@ -26,7 +26,7 @@ def print_summary(dataset: Dataset, notes: Sequence[str] = ()) -> None:
     """What the folder holds: images, splits, attributes, and what was left out."""
     info = dataset.info
     splits = ", ".join(f"{name} {count:,}" for name, count in info["splits"].items() if count)
-    print(f"{dataset.path}: {len(dataset):,} images of {dataset.size} px ({dataset.name}); {splits}")
+    print(f"{dataset.path}: {len(dataset):,} images of {dataset.size} px ({dataset.title}); {splits}")
     if info["skipped"]:
         print(f"{info['skipped']:,} unreadable images were skipped; {dataset.path / SKIPPED} names them")
     for note in notes:
@@ -52,7 +52,7 @@ def _attribute_table(dataset: Dataset) -> Table:
 
 def save_sheet(dataset: Dataset, path: Path, columns: int = 8, rows: int = 6) -> Path:
     """A picture of images spread evenly over the set."""
-    title = f"{dataset.name}: {len(dataset):,} images of {dataset.size} px"
+    title = f"{dataset.title}: {len(dataset):,} images of {dataset.size} px"
     return save_picture(grid(_spread(dataset, columns * rows), columns, title=title), path)
 
 
@@ -65,20 +65,18 @@ def dataset_html(dataset: Dataset) -> str:
         "skipped": f"{dataset.info['skipped']:,} unreadable" if dataset.info["skipped"] else "",
         "folder": str(dataset.path),
     }
-    pictures = picture_row(_spread(dataset, PICTURES), f"images of {dataset.name}")
-    return card(dataset.name, facts, pictures, _folded_attributes(dataset))
+    lines = shortened(_attribute_lines(dataset), MOST_FOLDED)
+    told = f"{len(dataset.attributes)} attributes"
+    return card(dataset.title, facts, pictures=_spread(dataset, PICTURES), folded=told, lines=lines)
 
 
-def _folded_attributes(dataset: Dataset) -> str:
+def _attribute_lines(dataset: Dataset) -> list[str]:
     """A line per attribute; those that a model predicted are marked."""
-    if not dataset.attributes:
-        return ""
     predicted = predicted_columns(dataset)
-    lines = [
+    return [
         f"{name} ({'binary' if dataset.is_binary(name) else 'continuous'}{', predicted' * (name in predicted)})"
         for name in dataset.attributes
     ]
-    return folded(f"{len(lines)} attributes", shortened(lines, MOST_FOLDED))
 
 
 def _spread(dataset: Dataset, count: int) -> np.ndarray:

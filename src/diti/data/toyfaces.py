@@ -1,7 +1,7 @@
 """Toy faces: cartoon portraits from independent attributes, coarse and fine, with exact counterfactuals.
 
-A picture is a function of its factors and of nothing else. So the same face with exactly one attribute
-changed, the pair (x0, g_i . x0) of the paper's theory, can be drawn and does not have to be imagined.
+A picture is a function of its factors and nothing else. So the same face with exactly one attribute
+changed, the pair (x0, g_i . x0) of the paper's theory, can actually be drawn.
 
     factors = sample(64, seed=0)                 # 64 faces; face i depends on (seed, i) only
     images = render(factors, size=32)            # (64, 32, 32, 3) uint8
@@ -22,7 +22,7 @@ from diti.data.toyfaces_render import paint_faces
 
 SMALLEST, LARGEST = 16, 256  # picture size in pixels
 BLOCK = 1024  # faces that share one random stream, per attribute
-CHUNK_PIXELS = 2**19  # painted at once: long vectors, yet most shapes stay in the processor's cache
+CHUNK_PIXELS = 2**19  # painted at once: vectors are long, yet most shapes fit in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,20 @@ def _continuous(name: str, low: float, high: float, about: str) -> Attribute:
 
 ATTRIBUTES: tuple[Attribute, ...] = (  # coarse to fine: by the mean squared pixel change at 32 px
     _continuous("background", 0, 1, "colour of the wall: coral, yellow, green, blue, lilac"),
-    _continuous("position", -1, 1, "the person stands on the left to on the right"),
+    _continuous("position", -1, 1, "where the person stands, left to right"),
     _continuous("brightness", 0, 1, "the whole picture, dusk to daylight"),
     _binary("hat", "woollen hat with a bobble, in the colour of the clothes"),
     _continuous("hair_colour", 0, 1, "black, brown, ginger, blond, pink, violet, teal; also brows and beard"),
     _continuous("clothes", 0, 1, "colour of pullover and hat: red, yellow, green, blue, purple"),
     _continuous("head_size", 0, 1, "small to large head"),
-    _continuous("turn", -1, 1, "the head is turned to the left to the right"),
+    _continuous("turn", -1, 1, "where the head is turned, left to right"),
     _continuous("light", -1, 1, "light from the left to light from the right"),
-    _continuous("hair_length", 0, 1, "short to shoulder-long hair"),
+    _continuous("hair_length", 0, 1, "short to shoulder-length hair"),
     _continuous("skin", 0, 1, "light to dark skin"),
     _binary("beard", "beard in the colour of the hair"),
     _binary("glasses", "round glasses"),
     _binary("mouth_open", "open mouth with teeth and tongue"),
-    _continuous("gaze", -1, 1, "the eyes look to the left to the right"),
+    _continuous("gaze", -1, 1, "where the eyes look, left to right"),
     _continuous("eye_size", 0, 1, "small to large eyes"),
     _binary("earrings", "golden earrings"),
     _continuous("smile", -1, 1, "corners of the mouth down to up"),
@@ -75,7 +75,7 @@ Factors = NDArray[np.void]  # (N,) of dtype FACTORS: factors["hat"] is a column,
 
 
 def sample(count: int, seed: int, start: int = 0) -> Factors:
-    """Factors of the faces start .. start + count - 1 of the endless set that `seed` stands for."""
+    """Factors of the faces start .. start + count - 1 of the endless set given by `seed`."""
     _check_range(count, start)
     factors = np.empty(count, FACTORS)
     for attribute in ATTRIBUTES:
@@ -94,7 +94,7 @@ def change(
     """The same faces with exactly one attribute changed: g_i . x0 in the paper.
 
     `values`, one for all faces or one per face, are set as given. Without them a binary attribute is flipped
-    and a continuous one is drawn anew from `seed`, independently of `sample` with the same seed; `start` is
+    and a continuous one is drawn again from `seed`, independently of `sample` with the same seed; `start` is
     then the index of the first face.
     """
     chosen = find(attribute)

@@ -248,7 +248,7 @@ def background(canvas: Canvas, face: Face) -> None:
 
 def back_hair(canvas: Canvas, face: Face) -> None:
     width = face.rx * (1.04 + 0.17 * face["hair_length"])
-    drop = 0.42 * face["hair_length"] * face.s  # half of what the hair falls below its round top
+    drop = 0.42 * face["hair_length"] * face.s  # half the length of hair below its round top
     y = face.y - 0.07 * face.s + drop
     box = canvas.box(face.x, y, width, face.ry + drop)
     canvas.paint(box, canvas.oval(box, face.x, y, width, face.ry, 0.0, drop), face.hair * 0.76)

@@ -1,7 +1,7 @@
 """The diffusion U-Net u_θ: always a diffusers UNet2DModel and a diffusers scheduler, on disk as a folder.
 
 `unet/` and `scheduler/` are diffusers' own; `backbone.json` is the `Wrapping`: what diffusers cannot say.
-Letters: B images, f pixel-unshuffle factor, T time-steps. Code time-steps are 0..T-1.
+Notation: B images, f pixel-unshuffle factor, T time-steps. Code time-steps are 0..T-1.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from diti.core.errors import InputError, nearest
 from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path, write_json
 from diti.diffusion.files import (
+    complaints_about,
     load_strictly,
     locate,
-    named,
     read_scheduler,
     read_settings,
     read_weights,
@@ -53,7 +53,7 @@ IMAGE_CHANNELS = 3
 DOWN_BLOCKS = ("DownBlock2D", "AttnDownBlock2D", "ResnetDownsampleBlock2D")
 UP_BLOCKS = ("UpBlock2D", "AttnUpBlock2D", "ResnetUpsampleBlock2D")
 UNET_SHARES = ("dropout", "norm_eps", "mid_block_scale_factor", "freq_shift")  # numbers that need not be whole
-UNET_LARGEST, UNET_LAYERS = 8_192, 64  # of the numbers in a config: wider networks have never been trained
+UNET_LARGEST, UNET_LAYERS = 8_192, 64  # limits on the numbers in a config: larger networks have never been trained
 BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "laplace", "sigmoid")
 
 
@@ -62,7 +62,7 @@ class Wrapping:
     """What diffusers' config cannot say about a backbone: the content of backbone.json."""
 
     unshuffle: int = 1  # f: each f×f block of pixels is folded into channels before the U-Net
-    heads: int | None = None  # heads of every attention layer whatever its width; None: as config.json says
+    heads: int | None = None  # heads of every attention layer, whatever its width; None: as in config.json
     time_width: int | None = None  # width of the sinusoidal time features; None: the first level's width
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Backbone(nn.Module):
 
     @property
     def unshuffle(self) -> int:
-        """f, 1 where the U-Net sees the pixels themselves."""
+        """f; 1 where the U-Net sees the pixels themselves."""
         return self.wrapping.unshuffle
 
     @property
@@ -132,18 +132,18 @@ class Backbone(nn.Module):
         return x0_from_output(self(x, t), x, abar_t, self.prediction_type)
 
     def digest(self) -> str:
-        """Hex digest of every weight: whether two backbones are the same, wherever they lie."""
+        """Hex digest of every weight: shows whether two backbones are the same, wherever they are."""
         found = hashlib.sha256()
         for name, tensor in sorted(self.unet.state_dict().items()):
             found.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
 
     def require_size(self, size: int) -> None:
-        """Refuse images of another side than the network was trained for."""
+        """Refuse images of a different size than the network was trained for."""
         if size != self.size:
             raise InputError(
                 f"the images are {size} px but the backbone is for {self.size} px: "
-                f"prepare the data with --size {self.size}, or take another backbone"
+                f"prepare the data with --size {self.size}, or use another backbone"
             )
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
@@ -216,7 +216,7 @@ def _check_shape(config: BackboneConfig) -> None:
 
 
 def _norm_groups(channels: Sequence[int]) -> int:
-    """Up to 32 groups that fit every level, 4 channels or more in each: one alone would lose its mean."""
+    """Up to 32 groups that fit every level, 4 channels or more in each: a single one would lose its mean."""
     common = math.gcd(*channels)
     most = max(1, min(32, min(channels) // 4))
     return max(groups for groups in range(1, most + 1) if common % groups == 0)
@@ -273,7 +273,7 @@ def _set_time_width(unet: UNet2DModel, width: int) -> None:
 
 
 def _set_heads(unet: UNet2DModel, heads: int) -> None:
-    """Split every attention layer into the same number of heads; diffusers knows one width of a head only."""
+    """Split every attention layer into the same number of heads; diffusers supports only one head width."""
     for module in unet.modules():
         if not isinstance(module, Attention):
             continue
@@ -311,7 +311,7 @@ def check_unet_config(config: Mapping[str, Any], wrapping: Wrapping) -> None:
 
 
 def check_unet_values(config: Mapping[str, Any]) -> None:
-    """Refuse values of another type than diffusers' own, or out of all bounds, which would only fail later."""
+    """Refuse values of another type than diffusers' own, or absurdly large ones, which would only fail later."""
     for key, usual in _unet_defaults().items():
         value = config.get(key, usual)
         most = UNET_LAYERS if key == "layers_per_block" else UNET_LARGEST
@@ -328,7 +328,7 @@ def check_unet_values(config: Mapping[str, Any]) -> None:
 
 
 def _is_like(value: Any, usual: Any, most: int, whole: bool) -> bool:
-    """Whether a value could stand for another of its kind: numbers up to `most`, and `whole` ones."""
+    """Whether a value could replace another of its kind: numbers up to `most`, and `whole` ones."""
     if isinstance(usual, bool | str):
         return isinstance(value, type(usual))
     if isinstance(usual, tuple | list):
@@ -343,7 +343,7 @@ def _is_like(value: Any, usual: Any, most: int, whole: bool) -> bool:
 
 @cache
 def _unet_defaults() -> dict[str, Any]:
-    """What diffusers takes for a key that a config.json leaves out."""
+    """What diffusers assumes for a key that a config.json omits."""
     parameters = inspect.signature(UNet2DModel.__init__).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
@@ -387,7 +387,7 @@ def _prediction_type(scheduler: Any) -> str:
 
 
 def load_backbone(source: str | Path) -> Backbone:
-    """A backbone from a folder, the name of a shipped one, or a hub id; float32, strictly every weight.
+    """A backbone from a folder, the name of a shipped one, or a hub id; in float32; every weight must fit.
 
     A folder is one that `Backbone.save` wrote, a diffusers pipeline, or a bare UNet2DModel. Where no scheduler
     is found it gets DDPM's (linear 1e-4 .. 0.02, 1000 steps, epsilon), and a log line says so.
@@ -400,12 +400,12 @@ def load_backbone(source: str | Path) -> Backbone:
             "diffusion_pytorch_model.safetensors beside it"
         )
     home = unet_folder.parent if unet_folder.name == "unet" else unet_folder
-    with named(home / "backbone.json"):
+    with complaints_about(home / "backbone.json"):
         wrapping = _read_wrapping(home / "backbone.json")
-    with named(unet_folder / "config.json"):
+    with complaints_about(unet_folder / "config.json"):
         unet = assemble_unet(read_settings(unet_folder / "config.json"), wrapping)
     load_strictly(unet, read_weights(unet_folder), str(unet_folder))
-    with named(home / "scheduler"):
+    with complaints_about(home / "scheduler"):
         return Backbone(unet, read_scheduler(home, unet_folder), wrapping).eval()
 
 

@@ -1,9 +1,12 @@
-"""Files of diffusion networks, read strictly: where a backbone lies, its JSON, weights and scheduler."""
+"""Files of diffusion networks, read strictly: where a backbone is, its JSON, weights and scheduler."""
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
+import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from diti.core.errors import InputError, nearest
-from diti.core.runs import read_json
+from diti.core.runs import described, read_json
 from diti.diffusion.schedule import Schedule
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"  # backbones shipped with the package, a folder each
@@ -28,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Whatever the values of a file make diffusers and torch stumble over becomes an InputError that names it."""
+def complaints_about(path: Path) -> Iterator[None]:
+    """Errors that the values of a file cause in diffusers or torch become an InputError that names the file."""
     try:
         yield
     except InputError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    except Exception as error:  # a wrong value can fail anywhere in them, as any kind of error
+    except Exception as error:  # a wrong value can fail anywhere in them, with any kind of error
         reason = (str(error) or type(error).__name__).strip().partition("\n")[0]
         raise InputError(f"{path} holds values that fit no network ({reason[:200]}); copy it again") from error
 
@@ -53,13 +56,11 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -
 
 
 def require_finite(state: Mapping[str, Tensor], what: str) -> None:
-    """InputError for NaN and infinite numbers: a network that diverged, or a damaged file, is no network."""
+    """InputError for NaN and infinite numbers: the network diverged, or the file is damaged."""
     faults = [key for key, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
     if faults:
         more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-        raise InputError(
-            f"{what} are not finite numbers ({faults[0]}{more}); take a copy from before, or train anew"
-        )
+        raise InputError(f"{what} are not finite numbers ({faults[0]}{more}); use an earlier copy, or train again")
 
 
 def refuse_keys(faults: Mapping[str, Sequence[str]], source: str) -> None:
@@ -74,12 +75,17 @@ def refuse_keys(faults: Mapping[str, Sequence[str]], source: str) -> None:
 
 
 def may_keep(folder: Path) -> bool:
-    """Whether a model folder may keep what is learned about it: it is writable and not the package's own."""
+    """Whether results about a model may be stored in its folder: it is writable and not the package's own."""
     return os.access(folder, os.W_OK) and ASSETS not in folder.resolve().parents
 
 
 def locate(source: str | Path) -> Path:
     """The local folder of a backbone: as given, shipped, or downloaded."""
+    if not isinstance(source, str | Path):
+        raise InputError(
+            f"the name of a model or backbone is {described(source)}; give a folder, a hub id (owner/name), or a "
+            "shipped name such as toyfaces32"
+        )
     for folder in (Path(source), ASSETS / str(source)):
         if folder.is_dir():
             return folder
@@ -94,7 +100,7 @@ def locate(source: str | Path) -> Path:
 
 
 def _download(hub_id: str) -> Path:
-    """Folder of a hub repository's network or model, from huggingface_hub's cache or the net."""
+    """Folder of a hub repository's network or model, from huggingface_hub's cache or the network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -106,7 +112,7 @@ def _download(hub_id: str) -> Path:
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"{hub_id!r} is no folder here, and the hub did not give it ({type(error).__name__}: {reason}); "
+            f"{hub_id!r} is not a folder and could not be downloaded ({type(error).__name__}: {reason}); "
             "check the name and the connection, or download it and give the folder"
         ) from error
 
@@ -131,7 +137,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file; InputError that names it where it is cut, or of another kind."""
+    """The tensors of a file; InputError that names it where it is truncated, or of another kind."""
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -141,17 +147,29 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 def read_pickle(path: Path) -> dict[str, Any]:
     """A foreign torch file, tensors and plain containers only: weights_only never runs code of the file."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are about how the file was made; the error says what matters
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file of another kind can fail anywhere in the unpickler
-        reason = str(error).strip().partition("\n")[0]
-        raise InputError(f"{path} is not a torch file of plain tensors ({reason})") from error
+        raise InputError(f"{path} is not a torch file of plain tensors{_what_else(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}; expected a dictionary of tensors")
     return content
 
 
+def _what_else(error: Exception) -> str:
+    """What torch found in a file instead of tensors; never torch's own message if it explains how to run code."""
+    text = str(error).strip()
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
+        found = re.search(r"GLOBAL ([\w.]+)", text)
+        what = f"contains code or objects ({found[1]})" if found else "is a pickle that may contain code"
+        return f": it {what}, and is refused; get the weights alone, as a dictionary of tensors"
+    reason = text.partition("\n")[0] or type(error).__name__
+    return f" ({reason[:200]}); copy it again"
+
+
 def _current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Old names of attention layers, as in most DDPM networks on the hub, changed to those of diffusers now."""
+    """Old names of attention layers, as in most DDPM networks on the hub, changed to those diffusers uses now."""
     renamed = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
     current = {}
     for key, tensor in state.items():
@@ -175,9 +193,9 @@ def read_scheduler(home: Path, unet_folder: Path) -> Any:
                 raise InputError(
                     f"{path}: num_train_timesteps is {steps!r}; it must be from 1 to {MOST_TIMESTEPS:,}"
                 )
-            with named(path):
+            with complaints_about(path):
                 scheduler = kind.from_pretrained(folder)
                 Schedule.from_scheduler(scheduler)
                 return scheduler
-    log.warning("no %s for %s: taking DDPM's linear betas and epsilon prediction", SCHEDULER_FILE, unet_folder)
+    log.warning("no %s for %s: using DDPM's linear betas and epsilon prediction", SCHEDULER_FILE, unet_folder)
     return diffusers.DDPMScheduler()

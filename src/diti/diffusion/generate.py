@@ -1,4 +1,4 @@
-"""What a bare backbone can do: draw new images from noise, find the noise of an image, and come back."""
+"""What a bare backbone can do: draw new images from noise, find the noise of an image, and invert that."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def save_samples(
 ) -> Path:
     """Draw images with a progress bar and write them as one picture."""
     require_count(count)
-    timesteps(backbone.schedule, sampling_steps)  # tells a number that it does not have before the bar
+    timesteps(backbone.schedule, sampling_steps)  # refuses a number that is out of range before the bar starts
     with progress_bar("sampling", sampling_steps, unit="steps") as advance:
         images = samples(backbone.eval(), count, seed, sampling_steps, on_step=lambda index, total, x: advance())
     return save_picture(grid(to_uint8(images), min(columns, count)), path)

@@ -1,6 +1,6 @@
 """Whether a backbone draws new images or those it was trained on: each sample beside its nearest training image.
 
-Letters: N training images, M samples.
+Notation: N training images, M samples.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 from diti.core.images import grid, save_picture, to_float, to_uint8
 from diti.data.prepared import Dataset
 
-FEW = 2_000  # training images below which a network soon knows each by heart
+FEW = 2_000  # training images below which a network soon memorises each one
 BATCH = 1_024
 COLUMNS = 8
 
 
 def warning(images: int) -> str:
-    """What to expect of a set of so many training images; nothing where they are many."""
+    """What to expect from a small set of training images; empty where there are many."""
     if images >= FEW:
         return ""
     return (
-        f"{images:,} training images are few: the network will learn them by heart rather than draw new ones; "
+        f"{images:,} training images are few: the network will memorise them rather than draw new ones; "
         "nearest.png will show each sample beside its nearest training image. Features and edits of these images "
         "work all the same"
     )
@@ -56,5 +56,5 @@ def save_nearest(dataset: Dataset, samples: Tensor, mirrored: bool, path: Path) 
     for start in range(0, len(drawn), COLUMNS):
         rows += [drawn[start : start + COLUMNS], known[start : start + COLUMNS]]
         labels += ["samples", "nearest"]
-    title = "samples, and below each the training image that is nearest to it"
+    title = "samples, and below each the nearest training image"
     return save_picture(grid(np.concatenate(rows), COLUMNS, row_labels=labels, title=title), path)

@@ -10,22 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diti.config import PretrainConfig
+from diti.config import DEFAULT_PRESET, PretrainConfig
 from diti.core.images import grid, save_picture, to_uint8
 from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train
 from diti.core.objective import LossReport, Objective
 from diti.core.outputs import require_writable
+from diti.core.processes import require_alone
 from diti.core.rng import Draws
-from diti.core.runs import RunFolder, read_json, write_text
+from diti.core.runs import RunFolder, as_path, read_json, write_text
+from diti.core.settings import from_options
 from diti.data.prepared import Dataset, training_batches
+from diti.data.sources import place_of
 from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
 from diti.diffusion.generate import samples
 from diti.diffusion.memorised import save_nearest, warning
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample, training_weight
-from diti.diffusion.start_run import start_run
+from diti.diffusion.start_run import open_together, start_run
+from diti.diffusion.suited import suited_to
 from diti.diffusion.validation import fixed_batches
+from diti.presets import AUTO
+from diti.presets import preset as named_preset
 
-SAMPLES, NEAREST, SAMPLE_SEED = 32, 16, 0  # drawn; of these with their nearest training image
+SAMPLES, NEAREST, SAMPLE_SEED = 32, 16, 0  # drawn; shown with their nearest training image
 
 
 class Denoising(Objective):
@@ -45,7 +51,7 @@ class Denoising(Objective):
         self.weight = training_weight(backbone.schedule, loss_weight, backbone.prediction_type)
 
     def is_inner(self, name: str, parameter: nn.Parameter) -> bool:
-        """Muon is for what lies between the first layer and the last; how time enters is better left to Adam."""
+        """Muon is for what lies between the first and last layer; the time embedding is better left to Adam."""
         by_adam = any(part in name for part in ("conv_in.", "conv_out.", "time_emb"))
         return self.with_muon and parameter.ndim >= 2 and not by_adam
 
@@ -62,7 +68,7 @@ class Denoising(Objective):
 def target_and_output(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """What the network should predict itself, ε (then their distance is eq. 3), x0 or v, and what it predicts.
 
-    In its ε form the loss of a network that predicts v would vanish with ᾱ_t, and the largest t not be learned.
+    In its ε form the loss of a network that predicts v would vanish with ᾱ_t, and large t would not be learned.
     """
     abar_t = gather(backbone.schedule.alpha_bar, t, images)
     x_t = q_sample(images, noise, abar_t)
@@ -70,7 +76,7 @@ def target_and_output(backbone: Backbone, images: Tensor, t: Tensor, noise: Tens
 
 
 def best_constant(target: Tensor) -> Tensor:
-    """(1,C,1,1) what a network that looks at nothing would predict for all of (B,C,H,W): a colour."""
+    """(1,C,1,1) what a network that ignores its input would predict for all of (B,C,H,W): a colour."""
     return target.mean((0, 2, 3), keepdim=True)
 
 
@@ -80,19 +86,49 @@ def denoising_loss(backbone: Backbone, images: Tensor, t: Tensor, noise: Tensor)
     return dm_loss_eps(noise, backbone.eps(x_t, t))
 
 
-def pretrain(config: PretrainConfig, out: Path, begun: Callable[[], None] = lambda: None) -> Path:
+def pretrain(
+    data: str | Path | Dataset,
+    *,
+    out: str | Path,
+    preset: str = DEFAULT_PRESET,
+    images: int | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Backbone:
+    """Train a backbone in the folder `out`, or continue to: what `diti pretrain` does, from Python.
+
+    preset: its name, or "auto" for the one that suits the images and this machine. images: length of the training,
+    images seen; by default the preset's. settings: any other option of `diti pretrain` by name, such as minutes,
+    learning_rate, channels.
+
+        backbone = diti.pretrain("data/mine", preset="auto", minutes=45, out="runs/backbone")
+    """
+    require_alone("diti.pretrain", "pretrain")
+    folder = as_path(out, "out")
+    options = {"data": place_of(data), "seed": seed, **({} if images is None else {"images": images}), **settings}
+    usual = suited_to(data)[0] if preset == AUTO else named_preset(preset, also=[AUTO])
+    config = from_options(usual, options, "diti.pretrain")
+    pretrain_backbone(config, folder, data=data if isinstance(data, Dataset) else None)
+    return load_backbone(folder)
+
+
+def pretrain_backbone(
+    config: PretrainConfig, out: Path, begun: Callable[[], None] = lambda: None, data: Dataset | None = None
+) -> Path:
     """Train, or continue to train, the backbone of `config` in the run folder `out`.
 
-    `begun` is called once everything is checked.
+    `begun` is called once everything is checked. data: instead of those that the settings name.
     """
-    # What the folder holds already is told further on; this is about its place, and about what is read.
+    # What the folder already holds is checked later; this is about its place, and about the inputs.
     require_writable({"--out": [out / "config.yaml"]}, [config.data, config.init], overwrite=True)
     accelerator, run = make_accelerator(config.training), RunFolder(out)
     backbone = load_backbone(config.init) if config.init else build_backbone(config.backbone, config.training.seed)
     backbone.train()
     check_batch(config.training, accelerator.num_processes)
     with run.held(accelerator.is_main_process):
-        dataset = start_run(config, run, backbone, accelerator, "pretrain")
+        dataset = open_together(config.data if data is None else data, backbone.size, accelerator)
+        backbone.require_size(dataset.size)
+        start_run(config, run, dataset, accelerator, {"verb": "pretrain"})
         begun()
         if accelerator.is_main_process and (few := warning(len(dataset.rows("train")))):
             print(few)
@@ -104,6 +140,7 @@ def pretrain(config: PretrainConfig, out: Path, begun: Callable[[], None] = lamb
             label="pretraining",
             evaluate=lambda images: evaluate(backbone, dataset, out, images, config.training.flip),
             accelerator=accelerator,
+            usual_rate=named_preset(config.preset).training.learning_rate,
         )
         if accelerator.is_main_process:
             with weights.averaged():

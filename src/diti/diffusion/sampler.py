@@ -2,10 +2,10 @@
 
 Time-steps are code time-steps, 0..T-1. Descending steps generate (noise to image), ascending steps invert
 (image to noise); both spend exactly one network call per step unless `start` or `end` say otherwise.
-Coefficients are worked out in float64, images keep their own dtype.
+Coefficients are computed in float64, images keep their own dtype.
 
 The loops are plain code: diffusers' samplers give the same images, but its inverse schedulers evaluate the
-network at the step a move ends at, where the image is not yet, and cannot walk an arbitrary list of steps.
+network at the step where a move ends, which the image has not reached, and cannot walk an arbitrary list of steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EpsFn = Callable[[Tensor, Tensor], Tensor]  # (x (B,C,H,W), t (B,) int64) -> noi
 OnStep = Callable[[int, int, Tensor], None]  # (index of the finished call 0.., number of calls, x)
 
 SPACINGS = ("mixed", "uniform", "logsnr")
-LOWEST_LOG_SNR = -5.1  # half log-SNR of nearly pure noise: nothing is gained by many steps below it
+LOWEST_LOG_SNR = -5.1  # half log-SNR of nearly pure noise: many steps below it gain nothing
 
 
 class Move(NamedTuple):
@@ -63,12 +63,12 @@ def timesteps(schedule: Schedule, sampling_steps: int, spacing: str = "mixed") -
 
 
 def _usable(schedule: Schedule) -> int:
-    """Number of steps from which x0 can be told: all T, or T - 1 where the terminal SNR is zero."""
+    """Number of steps from which x0 can be recovered: all T, or T - 1 where the terminal SNR is zero."""
     return int((schedule.alpha_bar > 0).sum())
 
 
 def time_scale(schedule: Schedule, spacing: str = "mixed") -> np.ndarray:
-    """Position of each time-step that tells x0 on the axis that is cut evenly, rising from 0 to 1."""
+    """Position of each usable time-step on the axis that is divided evenly, rising from 0 to 1."""
     last = _usable(schedule) - 1
     if spacing not in SPACINGS:
         hint = nearest(spacing, SPACINGS)
@@ -179,7 +179,7 @@ def _ahead(x0: Tensor, h: Tensor, previous: tuple[Tensor, Tensor] | None) -> Ten
     if previous is None:
         return x0
     x0_before, h_before = previous
-    # Even grids in t end in log-SNR steps many times the one before, over which x0 does not go on straight:
+    # Even grids in t end in log-SNR steps many times the one before, over which x0 is not a straight line:
     # unlimited, the round trip on a cosine schedule is 30 times worse. Smooth grids stay below the limit.
     ratio = (h / h_before).clamp(max=2.0)
     return x0 + (ratio / 2).to(x0.dtype) * (x0 - x0_before)
@@ -198,7 +198,7 @@ def _half_log_snr(abar: Tensor) -> Tensor:
 
 
 def _predict(eps_fn: EpsFn, x: Tensor, t: int, abar: Tensor, clamp: bool) -> tuple[Tensor, Tensor]:
-    """One network call: the x0 it stands for, and the noise; clamping x0 changes the noise to match x."""
+    """One network call: the x0 it implies, and the noise; clamping x0 changes the noise to match x."""
     eps = eps_fn(x, torch.full((len(x),), t, dtype=torch.int64, device=x.device))
     x0 = x0_from_eps(eps, x, abar)
     if clamp:
@@ -221,7 +221,7 @@ def _moves(
 ) -> list[Move]:
     """The network calls of a walk: from `start` over each step's abar to `end`.
 
-    Each move evaluates the network at the step it leaves from; a clean image, which no step stands for, is
+    Each move evaluates the network at the step it leaves from; a clean image, which has no step of its own, is
     evaluated at the first step. A single step generates.
     """
     steps = _checked_steps(schedule, steps)
@@ -237,7 +237,7 @@ def _moves(
     abar = torch.tensor([a for _, a in nodes], dtype=torch.float64)
     if abar[0] == 0:
         raise InputError(
-            f"the walk starts at step {steps[0]}, whose abar is 0: pure noise does not tell x0; "
+            f"the walk starts at step {steps[0]}, whose abar is 0: pure noise does not determine x0; "
             f"start at step {_usable(schedule) - 1} or below"
         )
     one_way = abar.diff() < 0 if inverts else abar.diff() > 0

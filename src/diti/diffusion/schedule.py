@@ -1,7 +1,7 @@
 """Every closed form of the paper's sections 3.2 and 4.2 and appendix B, one function each.
 
 Time-steps: the paper counts t = 1..T, this code counts t = 0..T-1, so code t = paper t - 1.
-Letters: alpha_t = 1 - beta_t and abar_t = alpha_1 * ... * alpha_t, the signal's share of the variance;
+Notation: alpha_t = 1 - beta_t and abar_t = alpha_1 * ... * alpha_t, the signal's share of the variance;
 abar_prev is abar of the step before, and 1 before the first step (a clean image).
 
 Two kinds of function: a *table* takes a Schedule and returns a (T,) float64 vector, from which `gather` picks
@@ -64,7 +64,7 @@ class Schedule:
 
     @classmethod
     def from_scheduler(cls, scheduler: Any) -> Schedule:
-        """Schedule of a diffusers scheduler: its own betas, which contain rescale_betas_zero_snr already."""
+        """Schedule of a diffusers scheduler: its own betas, which already include rescale_betas_zero_snr."""
         betas = getattr(scheduler, "betas", None)
         if not isinstance(betas, Tensor):
             raise InputError(
@@ -107,7 +107,7 @@ def gather(table: Tensor, t: Tensor, like: Tensor) -> Tensor:
     """
     if t.ndim != 1 or t.dtype != torch.int64:
         raise InputError(f"t has shape {tuple(t.shape)} and {t.dtype}; give one int64 time-step per image, (B,)")
-    # Negative indices would wrap in silence. On other devices the check would stall the queue of work.
+    # Negative indices would wrap silently. On other devices the check would stall the queue of work.
     if t.device.type == "cpu" and len(t) and not 0 <= int(t.min()) <= int(t.max()) < len(table):
         raise InputError(f"t ranges from {t.min()} to {t.max()}; code time-steps are 0..{len(table) - 1}")
     dtype = torch.promote_types(like.dtype, torch.float32)
@@ -137,7 +137,7 @@ def lambda_x0(schedule: Schedule, gamma: float = 0.1) -> Tensor:
 
 
 def training_weight(schedule: Schedule, by: str, prediction_type: str) -> Tensor:
-    """What to multiply a network's own squared error with in pretraining, 1 on average over the time-steps.
+    """What a network's own squared error is multiplied by in pretraining, 1 on average over the time-steps.
 
     "none": each time-step counts the same. "min-snr": min(SNR, 5) times the error of x0 (Hang et al. 2023).
     "p2": 1 / (1 + SNR) times the error of eps (Choi et al. 2022, k = gamma = 1).
@@ -235,14 +235,14 @@ def x0_from_v(v: Tensor, x_t: Tensor, abar_t: Tensor) -> Tensor:
 
 
 def output_target(x0: Tensor, eps: Tensor, abar_t: Tensor, prediction_type: str) -> Tensor:
-    """What a network of that prediction type is to say of x_t: ε, x0 ("sample") or v."""
+    """What a network of that prediction type should predict from x_t: ε, x0 ("sample") or v."""
     if prediction_type == "epsilon":
         return eps
     return x0 if prediction_type == "sample" else v_from_eps(eps, x0, abar_t)
 
 
 def eps_from_output(output: Tensor, x_t: Tensor, abar_t: Tensor, prediction_type: str) -> Tensor:
-    """The noise a network's output stands for, by the scheduler's `prediction_type`."""
+    """The noise that a network's output implies, by the scheduler's `prediction_type`."""
     if prediction_type == "epsilon":
         return output
     elif prediction_type == "sample":
@@ -255,7 +255,7 @@ def eps_from_output(output: Tensor, x_t: Tensor, abar_t: Tensor, prediction_type
 
 
 def x0_from_output(output: Tensor, x_t: Tensor, abar_t: Tensor, prediction_type: str) -> Tensor:
-    """The clean image that the same output stands for; only "epsilon" needs abar_t > 0."""
+    """The clean image that the same output implies; only "epsilon" needs abar_t > 0."""
     if prediction_type == "sample":
         return output
     invert = x0_from_v if prediction_type == "v_prediction" else x0_from_eps
@@ -289,7 +289,7 @@ def reconstruction_loss_eps(eps: Tensor, eps_theta: Tensor, g: Tensor, w_t: Tens
 
 
 def _mix(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
-    """a x + b y in the dtype of the images, whatever the precision the coefficients were worked out in."""
+    """a x + b y in the dtype of the images, whatever the precision of the coefficients."""
     return a.to(x.dtype) * x + b.to(y.dtype) * y
 
 

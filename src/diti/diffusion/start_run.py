@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Protocol
+
 from accelerate import Accelerator
 
-from diti.config import WITHOUT_EFFECT, PretrainConfig, TrainConfig
+from diti.config import WITHOUT_EFFECT, TrainingConfig
 from diti.core.runs import RunFolder
 from diti.core.state import load_state
-from diti.data.prepared import Dataset
-from diti.data.sources import open_data
-from diti.diffusion.backbone import Backbone
-from diti.presets import preset
+from diti.data.prepared import Dataset, require_training_images
+from diti.data.sources import as_dataset
 
-# Settings that a continued run may change: they decide how long it runs and what it tells, not what it computes.
+# Settings that a continued run may change: they decide how long it runs and what it reports, not what it computes.
 FREE = WITHOUT_EFFECT | {"images", "data"}
 
 
-def start_run(
-    config: PretrainConfig | TrainConfig,
-    run: RunFolder,
-    backbone: Backbone | None,
-    accelerator: Accelerator,
-    verb: str,
-) -> Dataset:
-    """Open the data, prepared by the first process alone, and the run folder, which must hold this run or none.
+class Config(Protocol):
+    """What the settings of both have in common."""
 
-    Without a backbone, data that is not prepared yet gets the size of the preset.
-    """
-    size = backbone.size if backbone else preset(config.preset).backbone.size
+    @property
+    def data(self) -> str: ...
+    @property
+    def training(self) -> TrainingConfig: ...
+
+
+def open_together(data: str | Dataset, size: int, accelerator: Accelerator) -> Dataset:
+    """The data to train on, prepared by the first process alone; size: for data that is not prepared yet."""
     with accelerator.main_process_first():
-        dataset = open_data(config.data, size)
-    if backbone:
-        backbone.require_size(dataset.size)
+        return require_training_images(as_dataset(data, size))
+
+
+def start_run(
+    config: Config,
+    run: RunFolder,
+    dataset: Dataset,
+    accelerator: Accelerator,
+    inputs: Mapping[str, Any],
+    free: frozenset[str] = FREE,
+) -> None:
+    """Begin the run in its folder, which must hold this run or none. inputs: what is recorded besides the data."""
     if accelerator.is_main_process:
-        inputs = {"verb": verb, "data_name": dataset.name, "data_hash": dataset.hash}
-        if verb == "train" and backbone:
-            inputs["backbone_hash"] = backbone.digest()
-        load_state(run.path / "state")  # where all of them are damaged, that is told before anything is written
-        run.begin(config, inputs, FREE, None if config.training.minutes else config.training.images)
+        load_state(run.path / "state")  # if all of them are damaged, this fails before anything is written
+        known = {**inputs, "data_name": dataset.name, "data_hash": dataset.hash}
+        run.begin(config, known, free, None if config.training.minutes else config.training.images)
     accelerator.wait_for_everyone()
-    return dataset

@@ -1,4 +1,4 @@
-"""Validation on fixed images, time-steps and noise, so that two runs, or two moments of one, can be compared."""
+"""Validation on fixed images, time-steps and noise, so that two runs, or two stages of one, can be compared."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from diti.data.prepared import Dataset
 IMAGES, BATCH, SEED = 1_024, 128, 0
 
 
+def fixed_rows(dataset: Dataset, images: int = IMAGES, split: str = "valid") -> np.ndarray:
+    """(images,) rows of the images of `fixed_batches`, in their order."""
+    rows = dataset.rows(split)
+    rows = rows if len(rows) else dataset.rows("train")
+    return rows[np.arange(images) % len(rows)]
+
+
 def fixed_batches(
     dataset: Dataset, timesteps: int, device: torch.device, images: int = IMAGES, split: str = "valid"
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Pixels (B, 3, H, W), time-steps (B,) and noise: all time-steps alike, images of one split.
 
-    Where a set has no such split its training images serve; a small set is gone through again, with other
-    noise.
+    A set without such a split uses its training images; a small set is repeated with other noise.
     """
-    rows = dataset.rows(split)
-    rows = rows if len(rows) else dataset.rows("train")
-    rows = rows[np.arange(images) % len(rows)]
+    rows = fixed_rows(dataset, images, split)
     rng = torch_generator(SEED, "validation")
     t = (torch.arange(images) * timesteps // images)[torch.randperm(images, generator=rng)]
     for start in range(0, images, BATCH):

@@ -1,6 +1,6 @@
 """`diti manipulate --axis`: push an image along axes of z, by standard deviations, its noise kept.
 
-Letters: R rows of the picture, S strengths, D dims of z.
+Notation: R rows of the picture, S strengths, D dims of z.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Moved:
 
 
 def planned_moves(model: DecodingModel, words: Sequence[str]) -> tuple[list[Move], list[str]]:
-    """What each row moves, and its name: each axis alone, and of several all together."""
+    """What each row moves, and its name: each axis alone and, of several, all together."""
     found = [find_axis(model.axis_names, model.dims, word.strip()) for word in words]
     moves: list[Move] = [{axis: sign} for axis, sign in found]
     names = [word.strip() if not word.strip().isdigit() else f"axis {int(word)}" for word in words]

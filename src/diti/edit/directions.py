@@ -1,6 +1,6 @@
 """The direction of an attribute in z: learned from labels, kept with the model as `attributes/NAME.safetensors`.
 
-Letters: N images, D dims of z, d' of which a direction moves.
+Notation: N images, D dims of z, d' of which a direction moves.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from safetensors.torch import save_file
 from diti.core.errors import InputError
 from diti.core.runs import atomic_path
 from diti.data.prepared import Dataset
+from diti.data.sources import as_dataset
 from diti.diffusion.files import may_keep
 from diti.edit.select import DEFAULT_SELECTION, Fit, check_selection, fit_linear, largest, select
-from diti.probe.scores import average_precision, chance_ap, pearson
+from diti.probes.scores import average_precision, chance_ap, pearson
 from diti.representation.features import encode_dataset, encoder_hash
+from diti.representation.models.loading import as_model
 from diti.representation.models.model import Model
 
 ARRAYS = ("weight", "pattern", "mean", "std")
@@ -75,7 +77,7 @@ class Direction:
         if self.metric not in ("AP", "r"):
             return (
                 f"{self.attribute}: {len(self.dims)} of {len(self.weight)} dims from {self.data}; "
-                f"{self.score:.0%} of these examples lie on their side"
+                f"{self.score:.0%} of these examples lie on their own side"
             )
         percent = 100 if self.metric == "AP" else 1
         score, whole, chance = (
@@ -94,7 +96,7 @@ def standardise(z: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
 
 
 def check_along(along: str) -> None:
-    """InputError for anything else than pattern and weight."""
+    """InputError for anything but pattern and weight."""
     if along not in ALONG:
         raise InputError(f"along is {along!r}; allowed: {', '.join(ALONG)}")
 
@@ -129,8 +131,8 @@ def code_space_hash(model: Model) -> str:
 
 
 def learn_direction(
-    model: Model,
-    dataset: Dataset,
+    model: Model | str | Path,
+    dataset: Dataset | str | Path,
     attribute: str,
     dims: int = 32,
     selection: str = DEFAULT_SELECTION,
@@ -144,6 +146,8 @@ def learn_direction(
         smile = diti.learn_direction(model, data, "Smiling")
         edited = model.manipulate(images, smile, scale=0.3)
     """
+    model = as_model(model)
+    dataset = as_dataset(dataset, model.size)
     train, valid, y = _checked_rows(model, dataset, attribute, dims, selection)
     codes = encode_dataset(model, dataset) if codes is None else codes
     if codes.shape != (len(dataset), model.dims):
@@ -202,9 +206,10 @@ def _checked_rows(
         if len(rows) == 0:
             raise InputError(f"{dataset.path} has no {split} rows; prepare data with train and valid images")
         if len(np.unique(y[rows])) < 2:
+            needed = "with and without it" if dataset.is_binary(attribute) else "in which it differs"
             raise InputError(
                 f"attribute {attribute!r} is {y[rows[0]]:g} in all {len(rows):,} {split} rows of {dataset.path}; "
-                "a direction needs images with and without it"
+                f"a direction needs images {needed}"
             )
     return train, valid, y
 
@@ -261,7 +266,7 @@ def saved_direction(
         return None
     try:
         found = load_direction(path)
-    except InputError:  # cut, or of another version: it is learned again, and replaced
+    except InputError:  # cut off, or from another version: it is learned again, and replaced
         return None
     wanted = (dataset.hash, dims, method_for(dataset, attribute, selection), seed, code_space_hash(model))
     same = (found.data_hash, len(found.dims), found.method, found.seed, found.encoder) == wanted

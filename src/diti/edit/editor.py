@@ -1,6 +1,6 @@
 """Images to be edited many times, as with sliders: inverted once, then drawn with whatever is moved.
 
-Letters: N images, M variants, D dims of z.
+Notation: N images, M variants, D dims of z.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError
+from diti.core.images import ValueRange
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.edit.axes import push_axis
 from diti.edit.directions import Direction
@@ -44,10 +45,11 @@ class Editor:
         sampling_steps: int = SAMPLING_STEPS,
         *,
         masked: bool = True,
+        value_range: ValueRange | None = None,
     ) -> None:
         model.validate_sampling_steps(sampling_steps)
         self.model = model
-        self.images = as_batch(images, model.size)  # (N, 3, H, W)
+        self.images = as_batch(images, model.size, value_range)  # (N, 3, H, W)
         self._start = Inverted.of(model, self.images, sampling_steps, masked=masked)
 
     def __repr__(self) -> str:

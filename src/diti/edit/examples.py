@@ -1,6 +1,6 @@
 """A direction from a few example images instead of labels: those that are like it, and those that are not.
 
-Letters: P images that have it, Q that do not, D dims of z, d' of which the direction moves.
+Notation: P images that have it, Q that do not, D dims of z, d' of which the direction moves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from diti.representation.models.inputs import read_images
 from diti.representation.models.model import Model
 
 METHOD = "examples"
-DISCRIMINANT_FROM = 8  # examples of each side: with fewer the spread inside a side cannot be told
+DISCRIMINANT_FROM = 8  # examples of each side: with fewer the spread inside a side cannot be estimated
 
 
 def example_direction(
@@ -34,7 +34,7 @@ def example_direction(
 ) -> Direction:
     """From codes like (P, D) and unlike (Q, D); without the latter, against the mean of the data.
 
-    subset: of these subsets alone. codes (N, D): of any images, where the statistics of z are not known.
+    subset: from these subsets alone. codes (N, D): of any images, where the statistics of z are not known.
     """
     mean, std = (s.numpy() for s in model.statistics(codes))
     has = standardise(like.numpy(), mean, std).astype(np.float64)
@@ -82,7 +82,7 @@ def shrunken_difference(has: np.ndarray, lacks: np.ndarray) -> np.ndarray:
 def discriminant(has: np.ndarray, lacks: np.ndarray) -> np.ndarray:
     """(D,) normal of a plane between codes (P, D) and (Q, D): Fisher's, with Ledoit and Wolf's covariance.
 
-    Of few examples the spread inside a side is taken to be that of the data, 1 in each dim: the difference.
+    With few examples the spread inside a side is taken to be that of the data, 1 in each dim: the difference.
     """
     difference = has.mean(0) - (lacks.mean(0) if len(lacks) else 0.0)
     if min(len(has), len(lacks)) < DISCRIMINANT_FROM:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError, nearest
-from diti.core.images import picture_kind, save_picture
+from diti.core.images import ValueRange, picture_kind, save_picture
 from diti.core.outputs import require_apart, require_writable
 from diti.core.progress import progress_bar
 from diti.diffusion.generate import SAMPLING_STEPS
@@ -32,7 +32,7 @@ from diti.representation.partition import THIRDS, Partition
 
 DIRECTIONS = ("a_to_b", "b_to_a")  # the complement of the subset is fixed to A; to B
 NOISES = ("slerp", "keep", "random")  # x_T goes along the sphere; stays that of the start; is drawn anew
-FARTHEST = 100  # scale: whatever lies beyond is no image any more
+FARTHEST = 100  # scale: whatever lies beyond no longer looks like an image
 MOST_VARIANTS = 10_000  # images of one interpolation
 BORROWED_SUBSETS = 64  # of the balanced split that a model without a partition borrows, as in figure 5 for PDAE
 
@@ -82,14 +82,16 @@ def interpolate(
     sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
     progress: bool = False,
+    value_range: ValueRange | None = None,
 ) -> Interpolation:
     """Algorithm 2 for all subsets × directions × scales: A and B are inverted once, all variants decode together.
 
     masked: z is masked by the subset of the current t as in training; algorithm 2 prints the unmasked one.
     partition: cuts z for the choice of dims instead of the model's own; masks stay those the model was trained
-    with. A model of one subset borrows a balanced split, and has no masks. seed: of x_t "random".
+    with. A model of one subset borrows a balanced split, and has no masks. seed: of x_t "random". value_range: of
+    float images, as in `Model.encode`.
     """
-    ends = torch.cat([_one_image(model, name, image) for name, image in (("A", a), ("B", b))])
+    ends = torch.cat([_one_image(model, name, image, value_range) for name, image in (("A", a), ("B", b))])
     partition, notes = cut_of(model, partition)
     variants = plan(partition, subsets, check_scales(scales), directions, x_t)
     model.validate_sampling_steps(sampling_steps)
@@ -109,7 +111,7 @@ def interpolate(
 def plan(
     partition: Partition, subsets: Sequence[str], scales: Sequence[float], directions: Sequence[str], x_t: str
 ) -> list[Variant]:
-    """The variants in the order subset, direction, scale; of the whole of z one direction, as both coincide.
+    """The variants in the order subset, direction, scale; for the whole of z one direction, as both coincide.
 
     They coincide (scale λ one way is 1 - λ the other way) unless x_T stays that of the start.
     """
@@ -119,7 +121,7 @@ def plan(
         raise InputError(f"no subsets were given; use {', '.join(THIRDS)}, all, I or I:J")
     variants = []
     for subset in dict.fromkeys(str(subset) for subset in subsets):
-        once = bool(chosen_dims(partition, subset).all()) and x_t != "keep"
+        once = bool(moved_dims(partition, subset).all()) and x_t != "keep"
         for direction in dict.fromkeys(directions[:1] if once else directions):
             variants += [Variant(subset, direction, scale) for scale in dict.fromkeys(scales)]
     if len(variants) > MOST_VARIANTS:
@@ -135,7 +137,7 @@ def mix_variants(
     """Codes (V, D) and noises (V, 3, H, W) of the variants, from those of A and B: z (2, D), x_T (2, 3, H, W)."""
     start = torch.tensor([DIRECTIONS.index(v.direction) for v in variants])  # 0 for A, 1 for B
     scale = torch.tensor([v.scale for v in variants], dtype=torch.float64)
-    moved = torch.stack([chosen_dims(partition, v.subset) for v in variants])  # (V, D)
+    moved = torch.stack([moved_dims(partition, v.subset) for v in variants])  # (V, D)
     codes = lerp(z[start], z[1 - start], scale, moved)
     return codes, slerp(x_T[start], x_T[1 - start], scale) if x_t == "slerp" else x_T[start]
 
@@ -176,7 +178,7 @@ def cut_of(model: DecodingModel, given: Partition | None) -> tuple[Partition, li
     if given is None:
         subsets = min(BORROWED_SUBSETS, model.dims)
         note = f"the model has one subset: a balanced split into {subsets} names the dims, and z is not masked"
-        # A decoder in one go has no time-steps; as many as there are subsets give the dims an order.
+        # A one-step decoder has no time-steps; as many as there are subsets give the dims an order.
         return Partition.balanced(max(model.partition.timesteps, subsets), subsets, model.dims), [note]
     if (given.dims, given.timesteps) != (model.dims, model.partition.timesteps):
         raise InputError(
@@ -186,7 +188,7 @@ def cut_of(model: DecodingModel, given: Partition | None) -> tuple[Partition, li
     return given, []
 
 
-def chosen_dims(partition: Partition, subset: str) -> Tensor:
+def moved_dims(partition: Partition, subset: str) -> Tensor:
     """(D,) True at the dims of the named subsets; where they own none, an InputError lists those that do."""
     filled = [i for i in range(partition.subsets) if partition.dims_of(i)]
     thirds = [partition.third(i) for i in filled]
@@ -242,7 +244,7 @@ def interpolate_files(
     result = interpolate(model, a, b, subsets, scales, progress=True, **options)
     for subset in dict.fromkeys(v.subset for v in result.variants):
         numbers = _ranges(sorted(result.partition.group(subset)))
-        count = int(chosen_dims(result.partition, subset).sum())
+        count = int(moved_dims(result.partition, subset).sum())
         lines.append(f"{subset}: {count} of {model.dims} dims (subsets {numbers})")
     lines.append("reconstruction error (MSE, pixels in [-1, 1]): A {:.2g}, B {:.2g}".format(*result.errors))
     lines += [*result.notes, f"wrote {save_picture(interpolation_grid(result), out)}"]
@@ -273,9 +275,9 @@ def check_files(
     require_writable(outputs, inputs, overwrite=overwrite)
 
 
-def _one_image(model: DecodingModel, name: str, image: Images) -> Tensor:
+def _one_image(model: DecodingModel, name: str, image: Images, value_range: ValueRange | None) -> Tensor:
     """(1, 3, H, W)."""
-    pixels = as_batch(image, model.size)
+    pixels = as_batch(image, model.size, value_range)
     if len(pixels) != 1:
         raise InputError(f"{name} is a batch of {len(pixels)} images; give one image")
     return pixels

@@ -7,13 +7,14 @@ from typing import Self
 
 from torch import Tensor
 
+from diti.core.images import MODEL_RANGE
 from diti.diffusion.sampler import OnStep
 from diti.representation.models.decoding import DecodingModel
 
 
 @dataclass(frozen=True, eq=False)
 class Inverted:
-    """Images as a model knows them. Letters: N images, D dims of z."""
+    """Images as a model knows them. Notation: N images, D dims of z."""
 
     model: DecodingModel
     z: Tensor  # (N, D)
@@ -36,12 +37,13 @@ class Inverted:
         on_step: OnStep | None = None,
     ) -> Self:
         """Of images (N, 3, H, W), all in one batch. noise: drawn, to be used in place of the images' own."""
-        z = model.encode(pixels)
+        z = model.encode(pixels, value_range=MODEL_RANGE)
         x_T = noise
         if x_T is None:
             x_T = model.infer_noise(
-                pixels, z, sampling_steps, masked=masked, stop_below=stop_below, on_step=on_step
-            )
+                pixels, z, sampling_steps,
+                masked=masked, stop_below=stop_below, on_step=on_step, value_range=MODEL_RANGE,
+            )  # fmt: skip
         clamp = noise is not None  # inferred noise comes back exactly only without
         return cls(model, z, x_T, sampling_steps, masked, stop_below, clamp)
 

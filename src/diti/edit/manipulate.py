@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError, nearest
-from diti.core.images import grid, picture_kind, save_picture, to_uint8
+from diti.core.images import ValueRange, grid, picture_kind, save_picture, to_uint8
 from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
 from diti.data.sources import open_data
@@ -81,15 +81,17 @@ def manipulate(
     stop_guidance: float = 0.0,
     sampling_steps: int = SAMPLING_STEPS,
     on_step: OnStep | None = None,
+    value_range: ValueRange | None = None,
 ) -> Manipulation:
     """Algorithm 3 for all scales: each image is inverted once, then all its variants are decoded together.
 
     masked: z is masked by the subset of the current t as in training; the authors' code does not mask here.
     stop_guidance: share of the last steps (the lowest t) that follow ε_θ alone, without z, while inverting too.
+    value_range: of float images, as in `Model.encode`.
     """
     scales = check_scales(scales)
     check_fits(model, direction)
-    pixels = as_batch(images, model.size)  # (N, 3, H, W)
+    pixels = as_batch(images, model.size, value_range)  # (N, 3, H, W)
     stop_below = _stop_below(model, stop_guidance, sampling_steps)
     start = Inverted.of(model, pixels, sampling_steps, masked=masked, stop_below=stop_below, on_step=on_step)
     z = start.z
@@ -123,8 +125,8 @@ def check_fits(model: DecodingModel, direction: Direction) -> None:
     """InputError for a direction of another model's codes."""
     if len(direction.weight) != model.dims or direction.encoder != code_space_hash(model):
         raise InputError(
-            f"the direction of {direction.attribute!r} ({len(direction.weight)} dims) was learned from another "
-            f"encoder than this model's ({model.dims} dims); learn it again for this model"
+            f"the direction of {direction.attribute!r} ({len(direction.weight)} dims) was learned from an "
+            f"encoder other than this model's ({model.dims} dims); learn it again for this model"
         )
 
 
@@ -149,7 +151,7 @@ class Wish:
     save_as: str | None = None  # of examples: a name under which the model folder keeps the direction
 
     def check(self) -> None:
-        """InputError where it is not clear what is wished for."""
+        """InputError where it is not clear what is wanted."""
         if (self.attribute is None) == (not self.like):
             raise InputError("name what to change: --attribute NAME, --axis AXIS, or example images with --like")
         if self.unlike and not self.like:
@@ -206,7 +208,7 @@ def manipulate_files(
 def direction_and_lines(
     model: DecodingModel, folder: Path, wish: Wish, dims: int, selection: str, seed: int
 ) -> tuple[Direction, list[str]]:
-    """The direction that is wished for, and what to print of it."""
+    """The wanted direction, and what to print about it."""
     if wish.like:
         name = wish.save_as or "like the examples"
         direction, lines = example_direction_files(model, name, wish.like, wish.unlike, dims, wish.subset)
@@ -220,7 +222,7 @@ def direction_and_lines(
         return kept_direction(folder, attribute)
     dataset = open_data(wish.data, model.size)
     model.require_size(dataset.size)
-    dataset.labels([attribute])  # a misspelt name is told first
+    dataset.labels([attribute])  # a misspelt name is reported first
     direction, new = find_or_learn_direction(model, folder, dataset, attribute, dims, selection, seed)
     lines = [direction.summary()]
     if not new:

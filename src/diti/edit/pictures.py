@@ -1,4 +1,4 @@
-"""Interpolations as pictures: the captioned grid of figure 5, single frames, and an animation forth and back."""
+"""Interpolations as pictures: the captioned grid of figure 5, single frames, and an animation back and forth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from diti.edit.interpolate import Interpolation, Variant
 
 ANIMATIONS = {".gif": "GIF", ".webp": "WEBP"}
-FRAME_MS, PAUSE_MS = 120, 700  # time of a frame; of the two frames where the way turns
+FRAME_MS, PAUSE_MS = 120, 700  # time of a frame; of the two frames where it turns
 ARROWS = {"a_to_b": "A to B", "b_to_a": "B to A"}
 PAPER = 255  # empty cells are white
 TITLE = "below: scale of the move; rows B to A read from right to left"
@@ -87,7 +87,7 @@ def interpolation_frames(result: Interpolation) -> list[Image.Image]:
 
 
 def save_animation(frames: Sequence[Image.Image], path: Path) -> Path:
-    """Frames forth and back without end, as GIF or WebP by the file's ending; the way rests where it turns."""
+    """Frames back and forth in a loop, as GIF or WebP by the file's ending; it pauses where it turns."""
     kind = animation_kind(path)
     count = len(frames)
     order = [*range(count), *range(count - 2, 0, -1)]

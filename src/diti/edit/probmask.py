@@ -2,7 +2,7 @@
 
 Each dim has a probability of being kept. A step draws a soft mask, follows the gradient of the loss, and projects
 the probabilities back to a budget that shrinks from all D dims to the wanted number. The paper adopts it for
-manipulation (appendix, "Extended Manipulation Algorithm"). Letters: N images, D dims, A attributes, learned side
+manipulation (appendix, "Extended Manipulation Algorithm"). Notation: N images, D dims, A attributes, learned side
 by side: each has its own mask and never sees the others.
 """
 

@@ -1,7 +1,7 @@
 """Choosing d' of the D dims of z that tell a binary attribute, and fitting a linear classifier on them.
 
 Three ways at the same d': `probmask` (the paper's), `weight` (largest weights of the fit on all dims) and `l1`
-(the dims that an L1 penalty lets in first). z is standardised by the caller. Letters: N images, D dims.
+(the dims that an L1 penalty lets in first). z is standardised by the caller. Notation: N images, D dims.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from diti.core.errors import InputError, nearest
 from diti.edit.probmask import probmask_probabilities
-from diti.probe.choose import fit_path
-from diti.probe.scores import average_precision
+from diti.probes.choose import fit_path
+from diti.probes.scores import average_precision
 
 L2 = 1e-3  # weight of ½‖w‖² beside the mean log loss: only keeps separable data from running away
 L1_FACTOR = 0.9  # the penalty falls by this factor along the path
@@ -48,7 +48,7 @@ class Selection:
 def fit_linear(z: np.ndarray, y: np.ndarray, binary: bool, kept: np.ndarray | None = None, l2: float = L2) -> Fit:
     """Logistic regression of labels 0/1, or ridge regression of values, on the kept dims (by default all).
 
-    The objectives are those of `diti.probe.fit`.
+    The objectives are those of `diti.probes.fit`.
     """
     kept = np.arange(z.shape[1]) if kept is None else kept
     found = fit_path(torch.from_numpy(z[:, kept]).float(), y[:, None], binary, np.array([l2])).at(0)
@@ -83,8 +83,8 @@ def select_by_weight(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> 
 def select_by_l1(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> np.ndarray:
     """The dims that enter first as an L1 penalty falls; where several enter at once, those of larger weight.
 
-    Should fewer than `dims` be in at the end of the path, the fit on all dims fills up. Not random either: of
-    many images, L1_ROWS are looked at, with and without the attribute in proportion.
+    Should fewer than `dims` be in at the end of the path, the fit on all dims gives the rest. Not random either:
+    of many images, L1_ROWS are looked at, with and without the attribute in proportion.
     """
     places = np.linspace(0, len(z) - 1, min(len(z), L1_ROWS)).round().astype(int)
     rows = np.sort(np.argsort(y, kind="stable")[places])

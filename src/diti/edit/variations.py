@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.core.images import grid, picture_kind, save_picture, to_float, to_uint8
+from diti.core.images import MODEL_RANGE, ValueRange, grid, picture_kind, save_picture, to_float, to_uint8
 from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
 from diti.diffusion.backbone import load_backbone
@@ -21,10 +21,10 @@ from diti.edit.invert import Inverted
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.direct import DirectModel
 from diti.representation.models.inputs import Images, as_batch, read_images
-from diti.representation.models.loading import load_with_decoder
+from diti.representation.models.latent import how_to_make, load_latent
+from diti.representation.models.loading import as_model, load_with_decoder
 from diti.representation.models.model import Model
 from diti.representation.networks.latent import FOLDER as LATENT
-from diti.representation.networks.latent import how_to_make, load_latent
 
 COLUMNS = 8  # of a picture with many images
 
@@ -78,7 +78,7 @@ def draw(
     *,
     on_step: OnStep | None = None,
 ) -> Tensor:
-    """(count, 3, H, W) images of nothing in the data: both the code and the noise are drawn."""
+    """(count, 3, H, W) new images: both the code and the noise are drawn."""
     if codes.dims != model.dims:
         raise InputError(f"the latent draws codes of {codes.dims} dims, the model has {model.dims}; use its own")
     require_count(count)
@@ -87,31 +87,34 @@ def draw(
 
 
 def vary(
-    model: Model,
+    model: Model | str | Path,
     image: Images,
     count: int = 8,
     seed: int = 0,
     sampling_steps: int = SAMPLING_STEPS,
     *,
     on_step: OnStep | None = None,
+    value_range: ValueRange | None = None,
 ) -> Tensor:
     """(count, 3, H, W) images with the z of one image, each from its own new noise.
 
-    faces = diti.vary(diti.load("toyfaces32-diti"), Image.open("a.png"), 8)
+    value_range: of a float image, as in `Model.encode`.
+
+    faces = diti.vary("toyfaces32-diti", "a.png", 8)
     """
-    model = model.with_decoder()
-    pixels = as_batch(image, model.size)
+    model = as_model(model).with_decoder()
+    pixels = as_batch(image, model.size, value_range)
     if len(pixels) != 1:
         raise InputError(f"{len(pixels)} images were given; vary one at a time")
     require_noise(model)
     require_count(count)
     model.validate_sampling_steps(sampling_steps)
-    z = model.encode(pixels).expand(count, -1)
+    z = model.encode(pixels, value_range=MODEL_RANGE).expand(count, -1)
     return model.decode(z, model.new_noise(count, seed), sampling_steps, on_step=on_step)
 
 
 def require_noise(model: DecodingModel) -> None:
-    """InputError for a model that draws one image only from a code."""
+    """InputError for a model that draws only one image from a code."""
     if not model.has_noise:
         raise InputError(f"a {model.method} model draws one image from a code: there is nothing to vary")
 
@@ -125,7 +128,7 @@ def save_samples(
     sampling_steps: int = SAMPLING_STEPS,
     overwrite: bool = False,
 ) -> list[str]:
-    """`diti sample`: of a model with new codes where it can draw some, else from its backbone; what to print."""
+    """`diti sample`: from a model with new codes where it can draw some, else from its backbone; what to print."""
     check_picture(count, out, overwrite=overwrite)
     folder = locate(source)
     if (folder / "unet").is_dir() and not (folder / LATENT / "config.json").is_file():
@@ -190,7 +193,7 @@ def save_variations(
         def on_step(index: int, total: int, x: Tensor) -> None:
             advance()
 
-        varied = vary(model, original, count, seed, sampling_steps, on_step=on_step)
+        varied = vary(model, original, count, seed, sampling_steps, on_step=on_step, value_range=MODEL_RANGE)
         own = Inverted.of(model, original, sampling_steps, on_step=on_step)
         rebuilt = own.decode(own.z, own.x_T, on_step)
     captions = ["original", "its own noise", *(f"new noise {i + 1}" for i in range(count))]

@@ -1,6 +1,6 @@
 """Files of the authors' code bases, PDAE (ckczzj/PDAE) and DiTi (yue-zhongqi/diti), and what they hold.
 
-A pre-trained DDPM is a config.yml (`denoise_fn_config`) and a checkpoint; `convert` makes a backbone of the two.
+A pre-trained DDPM is a config.yml (`denoise_fn_config`) and a checkpoint; `convert` makes a backbone from the two.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _size_in_name(name: str) -> int | None:
 
 
 def read_authors_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The dictionary of state dicts in an authors' .pt file, read without running code of the file."""
+    """The dictionary of state dicts in an authors' .pt file, read without running code from the file."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no checkpoint {path}: give the authors' .pt file")

@@ -1,8 +1,8 @@
 """Trained models of the authors' code bases, PDAE and DiTi: encoder, decoder g and the frozen U-Net inside it.
 
 A run of theirs is a config.yml (`encoder_config`, `decoder_config`, in DiTi `ssl_config` with the partition) and
-checkpoints/latest.pt. The shape of the U-Net stands in the config.yml of the DDPM that the run started from.
-Letters: D length of z, T time-steps, K subsets.
+checkpoints/latest.pt. The shape of the U-Net is in the config.yml of the DDPM that the run started from.
+Notation: D length of z, T time-steps, K subsets.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ModelFacts:
 
 
 def convert_model(src: str | Path) -> tuple[Backbone, Encoder, ShiftDecoder, ModelFacts]:
-    """A trained model of the authors, from its run folder or its checkpoint: every weight is used or named."""
+    """A trained model of the authors, from its run folder or its checkpoint: unused weights are reported."""
     path = Path(src)
     checkpoint_path = path if path.is_file() else _find_checkpoint(path)
     run, config = _find_configs(checkpoint_path.parent)
@@ -212,7 +212,7 @@ def _find_configs(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     runs = [config for config in configs if "encoder_config" in config]
     shapes = [config for config in configs if "denoise_fn_config" in config]
     if len(runs) > 1 or len(shapes) > 1:
-        raise InputError(f"{home} holds several configs of a kind; leave one of the run and one of its DDPM")
+        raise InputError(f"{home} holds several configs of one kind; keep one of the run and one of its DDPM")
     run = runs[0] if runs else None
     shape = shapes[0] if shapes else read_config(_ddpm_config(home, run or {}))
     return run, {**shape, **(run or {})}

@@ -2,7 +2,7 @@
 
 Their U-Net is of the ADM family: residual blocks that also do the up- and downsampling, time as scale and shift,
 attention with q, k and v in one convolution. A config.yml (`denoise_fn_config`) gives the shape, a checkpoint the
-weights. Letters: C channels, H heads, D channels of a head.
+weights. Notation: C channels, H heads, D channels of a head.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QKV = ("to_q", "to_k", "to_v")
 
 @dataclass(frozen=True, kw_only=True)
 class UNetShape:
-    """`denoise_fn_config`, under the authors' names. Keys that their U-Net ignores are ignored here too."""
+    """`denoise_fn_config`, under the authors' names. Keys that their U-Net ignores are also ignored here."""
 
     input_channel: int
     base_channel: int
@@ -142,9 +142,9 @@ def translate(
     split: Callable[[Tensor], Sequence[Tensor]],
     source: str,
 ) -> dict[str, Tensor]:
-    """`state` under the names of `module`. A weight of theirs that is missing or has no place is an InputError.
+    """`state` under the names of `module`. InputError for one of their weights that is missing or unknown.
 
-    `split` takes a joint qkv weight or bias apart.
+    `split` splits a joint qkv weight or bias.
     """
     own = module.state_dict()
     present = [layer for layer in layers if f"{layer.ours}.weight" in own]

@@ -1,4 +1,4 @@
-"""`diti convert`: files from elsewhere → a backbone folder, or a model folder where an encoder is in them."""
+"""`diti convert`: files of other projects → a backbone folder, or a model folder if they hold an encoder."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from diti.config import RANGES, check_number
 from diti.core.errors import InputError
 from diti.core.outputs import require_writable
+from diti.data.prepared import require_training_images
 from diti.data.sources import open_data
-from diti.diffusion.files import named
+from diti.diffusion.files import complaints_about
 from diti.interop.authors import convert as convert_backbone
 from diti.interop.authors_model import ModelFacts, convert_model, holds_model
 from diti.representation.features import encode_dataset
@@ -32,24 +32,23 @@ def convert(
     if os.path.lexists(out):
         raise InputError(f"--out {out} exists; choose a new folder")
     require_writable({"--out": [out / "unet"]}, [data])
-    if size is not None:
-        check_number("size", size, RANGES["size"])
     if not holds_model(Path(src)):
         if partition or subsets or data:
             raise InputError(f"--partition, --subsets and --data are for trained models, and {src} holds none")
-        with named(Path(src)):
+        with complaints_about(Path(src)):
             backbone = convert_backbone(src, size)
         backbone.save(out)
         weights = sum(p.numel() for p in backbone.parameters())
         return [f"wrote {out}: a backbone of {weights:,} weights, {backbone.size} px, T = {backbone.timesteps}"]
-    with named(Path(src)):
+    with complaints_about(Path(src)):
         model, facts, notes = model_from(Path(src), partition, subsets)
     if data is None:
         notes.append(
-            "no --data: mean and std of z are not known; what needs them takes those of the images at hand"
+            "no --data: mean and std of z are not known; commands that need them use those of their own images"
         )
     else:
-        codes = encode_dataset(model, dataset := open_data(data, model.size))[dataset.rows("train")]
+        dataset = require_training_images(open_data(data, model.size))
+        codes = encode_dataset(model, dataset)[dataset.rows("train")]
         model.mean, model.std = model.statistics(torch.from_numpy(codes))
     model.save(out)
     step = f" after {facts.step:,} steps" if facts.step else ""
@@ -58,7 +57,7 @@ def convert(
 
 
 def model_from(src: Path, partition: str | None, subsets: int | None) -> tuple[DiTi, ModelFacts, list[str]]:
-    """The model of the authors' files, its partition from the run's config or from what the user says."""
+    """The model of the authors' files, its partition from the run's config or from the user's options."""
     backbone, encoder, decoder, facts = convert_model(src)
     notes = [f"left out of the checkpoint: {', '.join(facts.unused)}"] if facts.unused else []
     if partition or subsets:

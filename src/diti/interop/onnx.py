@@ -1,6 +1,6 @@
 """The encoder as an ONNX file: images → z in onnxruntime, without torch or this package.
 
-Letters: N images, H×W px, D length of z.
+Notation: N images, H×W px, D length of z.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from diti.representation.models.model import Model
 from diti.representation.networks.encoder import Encoder
 
 INPUT, OUTPUT, BATCH_AXIS = "images", "z", "N"
-CHECKED_BATCHES = (1, 3)  # one image, and another number than the example that was traced
+CHECKED_BATCHES = (1, 3)  # one image, and a different number than was traced
 TOLERANCE = 1e-4  # of z, between torch and onnxruntime; relative where |z| > 1
-NOISY = ("torch.onnx", "onnxscript")  # loggers that tell of absent torchvision and the like
+NOISY = ("torch.onnx", "onnxscript")  # loggers that report missing torchvision and the like
 
 
 def export_encoder(model: Model, out: Path) -> str:
@@ -56,7 +56,7 @@ def export_encoder(model: Model, out: Path) -> str:
 
 
 def check_file(out: Path, *, overwrite: bool) -> None:
-    """InputError for a file that cannot be written, or must not."""
+    """InputError for a file that cannot or must not be written."""
     if out.suffix.lower() != ".onnx":
         raise InputError(f"--out {out} does not end in .onnx; name a file, such as encoder.onnx")
     require_writable({"--out": [out]}, overwrite=overwrite)
@@ -78,7 +78,7 @@ def to_onnx(encoder: Encoder) -> Any:
     """The encoder as an onnx.ModelProto with a free batch axis."""
     traced = torch.zeros(2, 3, encoder.size, encoder.size)
     with quiet(), torch.no_grad():
-        # strict: the other way takes len(x) for a constant, and with it the number of images.
+        # strict: otherwise len(x), the number of images, would become a constant.
         program = torch.export.export(
             encoder, (traced,), dynamic_shapes=({0: torch.export.Dim(BATCH_AXIS)},), strict=True
         )
@@ -91,14 +91,14 @@ def to_onnx(encoder: Encoder) -> Any:
             verbose=False,
         )
     network = exported.model_proto
-    for node in network.graph.node:  # the exporter notes the files and lines of this machine at each
+    for node in network.graph.node:  # the exporter records files and lines of this machine in each
         node.ClearField("metadata_props")
         node.ClearField("doc_string")
     return network
 
 
 def properties(model: Model) -> dict[str, str]:
-    """What a reader of the file has to know besides the network; lists are JSON."""
+    """What a user of the file has to know besides the network; lists are JSON."""
     return {
         "diti_version": __version__,
         "method": model.method,
@@ -123,7 +123,7 @@ def largest_difference(file: Path, encoder: Encoder) -> float:
             expected: Tensor = encoder(x)
         found = session.run([OUTPUT], {INPUT: x.numpy()})[0]
         if not np.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
-            raise RuntimeError("the exported encoder gives other numbers than the model; please report this")
+            raise RuntimeError("the exported encoder gives different numbers than the model; please report this")
         largest = max(largest, float(np.abs(found - expected.numpy()).max()))
     return largest
 
@@ -140,7 +140,7 @@ def example(file: Path, size: int) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the exporter's known remarks about its own insides from the user; errors still show."""
+    """Hide the exporter's known warnings about its own internals; errors still show."""
     loggers = [logging.getLogger(name) for name in NOISY]
     levels = [logger.level for logger in loggers]
     try:

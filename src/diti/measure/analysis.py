@@ -8,34 +8,35 @@ from typing import Any
 
 from torch import Tensor
 
-from diti.config import Range, check_number
 from diti.core.errors import InputError
-from diti.core.images import to_float
+from diti.core.images import MODEL_RANGE, to_float
 from diti.core.outputs import require_writable
 from diti.core.progress import Advance, progress_bar
+from diti.core.ranges import NUMBER, Range, check_number
 from diti.core.rng import torch_generator
-from diti.core.runs import versions, write_json
+from diti.core.runs import as_path, versions, write_json
 from diti.data.attributes import SPLITS
 from diti.data.predicted import predicted_columns
-from diti.data.prepared import Dataset
-from diti.data.sources import open_data
+from diti.data.prepared import Dataset, require_training_images
+from diti.data.sources import as_dataset, place_of
 from diti.data.toyfaces import NAMES
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.files import locate
+from diti.measure.sufficiency import CHECK_FACES, sufficiency
 from diti.measure.theory_figures import (
     save_attribute_loss,
     save_ordering,
     save_overlap_figure,
     save_reconstructions_by_time,
 )
-from diti.probe.matrix import carriers, subset_matrix
-from diti.probe.task import Splits
+from diti.probes.matrix import carriers, subset_matrix
+from diti.probes.task import Splits
+from diti.representation.checks import loss_curves, save_loss_figure
 from diti.representation.features import encode_dataset
-from diti.representation.methods.checks import loss_curves, save_loss_figure
 from diti.representation.models.diffusion import DiTi
-from diti.representation.models.loading import load
+from diti.representation.models.loading import as_model
+from diti.representation.models.model import Model
 from diti.theory import (
-    CHECK_FACES,
     Pairs,
     closed_form_curve,
     dominance_kept,
@@ -49,7 +50,6 @@ from diti.theory import (
     rank_agreement,
     reconstructor,
     subset_position,
-    sufficiency,
     time_grid,
 )
 
@@ -58,47 +58,51 @@ FILES = (
     "analysis.json", "overlap.png", "reconstructions_by_time.png", "losses.png", "attribute_loss.png",
     "ordering.png",
 )  # fmt: skip
-MOST_PAIRS = 10_000  # per attribute
 FEWEST_RANKED = 3  # attributes that an order needs
+COUNTS, TAUS = Range(1, 10_000), Range(0, 0.5, open=(0, 0.5))  # pairs per attribute, degrees of loss
 PROBED_ROWS = 20_000  # training images that the probes of single subsets are fitted to
 CLOSED, MEASURED = "lost_at_closed_form", "lost_at_monte_carlo"
 
 
 def analyze(
-    model: str,
-    data: str,
-    out: Path,
+    model: Model | Backbone | str | Path,
+    data: Dataset | str | Path,
+    out: str | Path = "analysis",
     *,
-    pairs: Path | None,
-    count: int,
-    tau: float,
-    seed: int,
-    images: int,
+    pairs: str | Path | None = None,
+    count: int = 64,
+    tau: float = 0.1,
+    images: int = 0,
+    seed: int = 0,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Measure and draw everything that MODEL and DATA allow; writes `out`/analysis.json and PNGs beside it.
+    """Check the theory on a model, as `diti analyze` does; writes `out`/analysis.json and PNGs beside it.
 
     model: a model, or a backbone alone: then all about z is left out. pairs: table of image pairs that differ in
     one attribute; toy faces need none. count: pairs per attribute. tau: degree from which on an attribute counts
     as lost. images: length of each of two trainings on the true factors of toy faces; 0 leaves them out.
     """
-    _check_numbers(count, tau, images)
-    require_writable({"--out": [out / name for name in FILES]}, [data, pairs], overwrite=overwrite)
+    out, place = as_path(out, "out"), place_of(data)
+    pairs = None if pairs is None else as_path(pairs, "pairs")
+    for name, number, allowed in (("count", count, COUNTS), ("tau", tau, TAUS), ("images", images, NUMBER)):
+        check_number(name, number, allowed)
+    require_writable({"--out": [out / name for name in FILES]}, [place, pairs], overwrite=overwrite)
     backbone, trained = open_model(model)
-    dataset = open_data(data, backbone.size)
+    dataset = require_training_images(as_dataset(data, backbone.size))
     backbone.require_size(dataset.size)
     found = _find_pairs(dataset, pairs, count, backbone.size, seed)
     if images and (found is None or pairs is not None):
         raise InputError("--images trains on the true factors of toy faces; use --data toyfaces without --pairs")
     record: dict[str, Any] = {
-        "model": model, "method": trained.method if trained else None, "data": data, "dataset_hash": dataset.hash,
+        "model": str(model), "method": trained.method if trained else None, "data": place,
+        "dataset_hash": dataset.hash,
         "timesteps": backbone.timesteps, "tau": tau, "count": count, "seed": seed, "versions": versions(),
         "predicted": sorted(predicted_columns(dataset)), "left_out": [],
     }  # fmt: skip
     draw_pictures(record, backbone, trained, dataset, out)
     if found is None:
         _leave_out(
-            record, f"{data} has no exact pairs: curves of attributes need --pairs (attribute, first, second)"
+            record, f"{place} has no exact pairs: curves of attributes need --pairs (attribute, first, second)"
         )
     else:
         measure_attributes(record, backbone, trained, found)
@@ -110,28 +114,19 @@ def analyze(
         faces = min(CHECK_FACES, images)  # a check no longer than the training
         record["sufficiency"] = sufficiency(backbone, _times(record, MEASURED), images, seed, faces)
     write_json(out / "analysis.json", record)
-    print_record(record, out)
     return record
 
 
-def open_model(source: str) -> tuple[Backbone, DiTi | None]:
+def open_model(source: Model | Backbone | str | Path) -> tuple[Backbone, DiTi | None]:
     """The backbone of a model folder and the model, or a backbone alone."""
-    if (locate(source) / "model.json").is_file():
-        model = load(source)
+    if isinstance(source, Backbone):
+        return source.eval(), None
+    if isinstance(source, Model) or (locate(source) / "model.json").is_file():
+        model = as_model(source)
         if not isinstance(model, DiTi):
-            raise InputError(f"a {model.method} model has no frozen diffusion model to analyze; take diti or pdae")
+            raise InputError(f"a {model.method} model has no frozen diffusion model to analyze; use diti or pdae")
         return model.backbone, model
     return load_backbone(source).eval(), None
-
-
-def _check_numbers(count: int, tau: float, images: int) -> None:
-    """Refuse before the first minute of work is spent."""
-    check_number("count", count, Range(1, MOST_PAIRS))
-    check_number("images", images, Range(0, 10**15, hint="0 = off"))
-    try:
-        lost_at([0.0], [0], tau)
-    except InputError as error:
-        raise InputError(f"--{error}") from None
 
 
 def _find_pairs(dataset: Dataset, table: Path | None, count: int, size: int, seed: int) -> Pairs | None:
@@ -143,7 +138,6 @@ def _find_pairs(dataset: Dataset, table: Path | None, count: int, size: int, see
 
 def _leave_out(record: dict[str, Any], reason: str) -> None:
     record["left_out"].append(reason)
-    print(reason)
 
 
 # ---- What needs no attributes -----------------------------------------------------------------------------
@@ -208,8 +202,8 @@ def _curves(
 
 def _subsets(model: DiTi, x0: Tensor, y0: Tensor) -> dict[str, Any]:
     """How z moves when the attribute changes: share and argmax of the subsets, mean position in time."""
-    z = model.encode(x0)
-    shares = movement_shares(z, model.encode(y0), model.statistics(z)[1], model.partition)
+    z, moved = (model.encode(pixels, value_range=MODEL_RANGE) for pixels in (x0, y0))
+    shares = movement_shares(z, moved, model.statistics(z)[1], model.partition)
     return {
         "subset": int(shares.argmax()),
         "subset_position": mean_position(shares, model.partition),
@@ -284,6 +278,8 @@ def print_record(record: dict[str, Any], out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    for reason in record["left_out"]:
+        print(reason)
     if "attributes" in record:
         table = Table(
             "attribute", title=f"lost with degree {record['tau']:g}, time-steps 0..{record['timesteps'] - 1}"

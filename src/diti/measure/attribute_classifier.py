@@ -1,7 +1,7 @@
 """An attribute classifier: a small network on pixels that says what an image shows, to measure edits with.
 
 It learns from labels and never sees a code z, so that it judges the images of all models alike. What it cannot
-read on images it was not trained on is marked as such. Letters: N or B images, A attributes.
+read on images it was not trained on is marked as such. Notation: N or B images, A attributes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from torch import Tensor, nn
 
 from diti.config import TrainingConfig
 from diti.core.errors import InputError, nearest
-from diti.core.images import to_float
+from diti.core.images import MODEL_RANGE, to_float
 from diti.core.loop import make_accelerator, train
 from diti.core.machine import cache_folder
 from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder
 from diti.data.prepared import Dataset, Stream
-from diti.diffusion.files import load_strictly, named
-from diti.probe.scores import average_precision, pearson
+from diti.diffusion.files import complaints_about, load_strictly
+from diti.probes.scores import average_precision, pearson
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.model import BATCH, inference
+from diti.representation.networks.network_files import WEIGHTS, drawn_from, read_network, write_network
 from diti.representation.networks.trunks import ResidualTrunk
-from diti.representation.networks.weights import WEIGHTS, drawn_from, read_network, write_network
 
 # Of the 22 attributes of toy faces at 32 px, 24,000 to 32,000 images make 20 readable; 10,000 make 11 so. A fourth
 # level of 128 and batches of 64 took 40,000 images and 1.3 times as long, and read real faces no better.
@@ -91,7 +91,7 @@ class AttributeClassifier:
     @torch.no_grad()
     def __call__(self, images: Images) -> np.ndarray:
         """float64 (N, A): a probability per binary attribute, a value per continuous one."""
-        pixels = as_batch(images, self.size)
+        pixels = as_batch(images, self.size, MODEL_RANGE)
         return torch.cat([self.read(part).cpu() for part in pixels.split(BATCH)]).double().numpy()
 
 
@@ -239,7 +239,7 @@ def load_classifier(folder: Path) -> AttributeClassifier:
     description, state = read_network(folder)
     if description.get("format") != FORMAT:
         raise InputError(f"{folder} was written by another version; delete it and train the classifier again")
-    with named(folder / "config.json"):
+    with complaints_about(folder / "config.json"):
         traits = tuple(Trait(**trait) for trait in description["traits"])
         network = ReaderNetwork(description["size"], description["channels"], len(traits))
     load_strictly(network, state, str(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import numpy_generator
 from diti.data.prepared import Dataset
-from diti.diffusion.backbone import Backbone
+from diti.data.sources import as_dataset
+from diti.diffusion.backbone import Backbone, load_backbone
 from diti.representation.features import encoder_codes, trunk_features
 from diti.representation.models.model import BATCH
 from diti.representation.networks import principal
@@ -30,8 +32,8 @@ def require_among_baselines(wide: bool, baselines: bool) -> None:
 
 
 def baselines(
-    backbone: Backbone | int,
-    dataset: Dataset,
+    backbone: Backbone | str | Path | int,
+    dataset: Dataset | str | Path,
     dims: int,
     seed: int,
     wide: bool = False,
@@ -39,26 +41,38 @@ def baselines(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Names and features (N, F), one after the other so that only one is in memory.
 
-    backbone: or the side of the images, px, where there is none; then its own baselines are left out.
+    backbone: the side of the images, px, where there is none; then its own baselines are left out.
     wide: also all of the backbone's features; probes of thousands of dims take minutes.
-    encoder: one that sees the image through the backbone; its features are then compared with, not the usual ones.
+    encoder: one that sees the image through the backbone; its features are then the baseline, not the usual ones.
     """
-    of_pixels = principal_scores(lambda rows: pixels_flat(dataset, rows), dataset, dims)
+    backbone = load_backbone(backbone) if isinstance(backbone, str | Path) else backbone
+    images = as_dataset(dataset, backbone if isinstance(backbone, int) else backbone.size)
+    of_pixels = principal_scores(lambda rows: pixels_flat(images, rows), images, dims)
     yield f"PCA of pixels, {dims} dims", of_pixels
     untrained = build_encoder(EncoderConfig(encoder="residual", code_dim=dims), backbone, seed)
-    yield f"random encoder, {dims} dims", encoder_codes(untrained, dataset)
+    yield f"random encoder, {dims} dims", encoder_codes(untrained, images)
     if isinstance(backbone, int):
         return
     try:
         seeing = encoder or build_encoder(EncoderConfig(encoder="backbone", code_dim=1), backbone, seed)
     except InputError:  # a U-Net whose down path cannot be run on its own has no such baseline
         return
-    features = trunk_features(seeing, dataset)
+    features = trunk_features(seeing, images)
     if wide or features.shape[1] <= dims:
         yield f"backbone features, {features.shape[1]:,} dims", features
     if features.shape[1] > dims:
-        components = principal_scores(lambda rows: features[rows], dataset, dims)
+        components = principal_scores(lambda rows: features[rows], images, dims)
         yield f"PCA of backbone features, {dims} dims", components
+
+
+def require_images_for_baselines(dataset: Dataset, dims: int) -> None:
+    """InputError where the training images are too few for as many principal components as the code has dims."""
+    images = len(dataset.rows("train"))
+    if images <= dims:
+        raise InputError(
+            f"{images:,} training images are too few for the baselines of {dims} dims: give more than {dims}, or "
+            "leave them out with --no-baselines"
+        )
 
 
 def pixels_flat(dataset: Dataset, rows: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ def save_swaps(
 ) -> Path:
     """Figure 5: the dims of each group of subsets move between two images (1, 3, H, W), the others stay.
 
-    So does the noise x_T: moved along, as the paper does, it would show its own work in every row.
+    So does the noise x_T: moved too, as in the paper, it would show its own effect in every row.
     """
     result = interpolate(model, a, b, subsets, HALVES, x_t="keep", sampling_steps=sampling_steps)
     return save_picture(interpolation_grid(result), path)

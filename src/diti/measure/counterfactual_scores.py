@@ -1,10 +1,10 @@
 """Counterfactual images, measured: does an edit show what was wanted, what else moves, is the image still likely?
 
-What an image shows is said by an `AttributeClassifier`. Everything is compared with the model's reconstruction,
+An `AttributeClassifier` says what an image shows. Everything is compared with the model's reconstruction,
 not with the original, so that an error of reconstruction does not count as an edit. One model gives one JSON
 record; comparing models is putting records side by side.
 
-Letters: N images or pairs, A attributes, G groups of dims, D dims of z.
+Notation: N images or pairs, A attributes, G groups of dims, D dims of z.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError
+from diti.core.images import MODEL_RANGE
 from diti.core.progress import progress_bar
 from diti.core.rng import torch_generator
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
 from diti.edit.directions import Direction, code_space_hash
-from diti.edit.interpolate import chosen_dims, cut_of
+from diti.edit.interpolate import cut_of, moved_dims
 from diti.edit.invert import Inverted
 from diti.edit.manipulate import SCALE, push
 from diti.measure.attribute_classifier import AttributeClassifier
 from diti.measure.reference import Reference
-from diti.probe.disentangle import concentration
-from diti.probe.scores import RESAMPLES, bootstrap_counts, mean_over_attributes, percentile_interval
+from diti.probes.disentangle import concentration
+from diti.probes.scores import RESAMPLES, bootstrap_counts, mean_over_attributes, percentile_interval
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.partition import THIRDS, Partition
@@ -99,7 +100,7 @@ def means(values: np.ndarray) -> np.ndarray:
 
 
 def resampled_means(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(B, ...) the same when value n (..., N) stands counts[n, b] times (N, B)."""
+    """(B, ...) the same when value n (..., N) counts counts[n, b] times (N, B)."""
     defined = np.isfinite(values)
     number = np.moveaxis(defined @ counts, -1, 0).astype(np.float64)
     total = np.moveaxis(np.where(defined, values, 0) @ counts, -1, 0)
@@ -158,7 +159,7 @@ def manipulation_scores(
     """
     check_directions(model, classifier, directions)
     scored = [d for d in directions if classifier.readable[classifier.index(d.attribute)]]
-    originals = as_batch(images, model.size)
+    originals = as_batch(images, model.size, MODEL_RANGE)
     found: list[dict[str, np.ndarray]] = []
     steps = editing_steps(model, len(originals), len(scored), sampling_steps)
     with progress_bar("measuring edits", steps, unit="steps", shown=progress) as advance:
@@ -254,7 +255,7 @@ def check_directions(
         classifier.index(direction.attribute)
         if direction.encoder != digest:
             raise InputError(
-                f"the direction of {direction.attribute!r} was learned from another encoder than this model's; "
+                f"the direction of {direction.attribute!r} was learned from an encoder other than this model's; "
                 "learn it again for this model"
             )
 
@@ -343,10 +344,10 @@ def interpolation_scores(
     concentration_random: the mean over groupings of as many dims drawn at random (`seed`), decoded with the same
     masks; above_random: the difference of the two.
     """
-    firsts, seconds = as_batch(a, model.size), as_batch(b, model.size)
+    firsts, seconds = (as_batch(images, model.size, MODEL_RANGE) for images in (a, b))
     check_pairs(firsts, seconds, subsets, x_t, random_groupings)
     cut, notes = cut_of(model, partition)
-    own = torch.stack([chosen_dims(cut, subset) for subset in subsets])  # (G, D)
+    own = torch.stack([moved_dims(cut, subset) for subset in subsets])  # (G, D)
     swaps = torch.cat([own, *(shuffled_dims(own, seed, i) for i in range(random_groupings))])  # (G + R G, D)
     swaps = torch.cat([torch.zeros_like(own[:1]), swaps])  # first, no dim moves
     pairs, readable = len(firsts), classifier.readable

@@ -1,9 +1,9 @@
 """Counterfactual images of a model, measured and drawn: do edits show what was wanted, and what else do they move?
 
-What an image shows is said by a classifier trained on the pixels of the same data. It knows no model, and all
+A classifier trained on the pixels of the same data says what an image shows. It knows no model, and all
 models that are compared on the data share it.
 
-Letters: N images, A attributes, D dims of z, d' of which an edit moves.
+Notation: N images, A attributes, D dims of z, d' of which an edit moves.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from diti.config import COUNT, Range, check_number
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
+from diti.core.ranges import COUNT, Count, Range
 from diti.core.rng import numpy_generator
-from diti.core.runs import command_line, sha256_parts, versions, write_json
+from diti.core.runs import as_path, command_line, sha256_parts, versions, write_json
+from diti.core.settings import Settings
 from diti.data.predicted import predicted_columns
 from diti.data.prepared import Dataset
-from diti.data.sources import open_data
+from diti.data.sources import as_dataset, place_of
 from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.edit.directions import Direction, check_along, checked_dims, find_or_learn_direction, standardise
@@ -37,7 +38,7 @@ from diti.measure.attribute_classifier import IMAGES, AttributeClassifier, train
 from diti.measure.counterfactual_pictures import save_pushes, save_swaps, save_ways
 from diti.measure.counterfactual_scores import DIFFERENT, SCORES, interpolation_scores, manipulation_scores
 from diti.measure.reference import make_reference
-from diti.probe.scores import average_precision
+from diti.probes.scores import average_precision
 from diti.representation.features import encode_dataset, encoder_hash
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.loading import load_with_decoder
@@ -57,45 +58,69 @@ REFERENCE = "the attribute classifier before its last layer"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CounterfactualOptions:
+class CounterfactualOptions(Settings):
     """How much is measured, and with which edits."""
 
-    images: int = 64  # test images edited along every attribute
-    pairs: int = 48  # test pairs interpolated
-    classifier_images: int | None = None  # length of the classifier's training; None: the classifier's default
-    dims: int | None = None  # d'; None: 32, or a quarter of a short code
-    scale: float = SCALE
+    images: Count = 64  # test images edited along every attribute
+    pairs: Count = 48  # test pairs interpolated
+    classifier_images: Annotated[int | None, *COUNT] = None  # length of its training; None: the usual one
+    dims: Annotated[int | None, *COUNT] = None  # d'; None: 32, or a quarter of a short code
+    scale: Annotated[float, *Range(0, FARTHEST, open=(0,), hint=f"such as {SCALE}")] = SCALE
     selection: str = DEFAULT_SELECTION  # how the dims are chosen
     along: str = "pattern"  # what an edit follows: pattern or weight
     compare_selections: bool = True
-    random_groupings: int = 3  # of dims, to say what chance gives
-    sampling_steps: int = SAMPLING_STEPS  # network calls from image to noise, and back
+    random_groupings: Count = 3  # of dims, to say what chance gives
+    sampling_steps: Count = SAMPLING_STEPS  # network calls from image to noise, and back
     seed: int = 0
     overwrite: bool = False  # also replace files that diti did not write
 
     def __post_init__(self) -> None:
-        for name in ("images", "pairs", "classifier_images", "dims", "random_groupings", "sampling_steps"):
-            if (value := getattr(self, name)) is not None:
-                check_number(name, value, COUNT)
-        check_number("scale", self.scale, Range(0, FARTHEST, open=(0,), hint=f"such as {SCALE}"))
+        super().__post_init__()
         check_selection(self.selection)
         check_along(self.along)
 
 
-def measure_counterfactuals(source: str, data: str, out: Path, options: CounterfactualOptions) -> dict[str, Any]:
-    """Measure and draw edits of a model on labelled data: prints a table, writes `out`/counterfactuals.json."""
-    require_writable({"--out": [out / name for name in FILES]}, [data], overwrite=options.overwrite)
+def counterfactuals(
+    model: str | Path,
+    data: Dataset | str | Path,
+    out: str | Path = "counterfactuals",
+    *,
+    images: int = 64,
+    pairs: int = 48,
+    classifier_images: int | None = None,
+    dims: int | None = None,
+    scale: float = 0.3,
+    selection: Literal["l1", "weight", "probmask"] = "l1",
+    along: Literal["pattern", "weight"] = "pattern",
+    seed: int = 0,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Measure and draw edits of a model on labelled data, as `diti counterfactuals` does.
+
+    model: folder, shipped name or hub id; directions that are learned are kept in a folder.
+    """
+    options = CounterfactualOptions(
+        images=images, pairs=pairs, dims=dims, scale=scale, selection=selection, along=along,
+        classifier_images=classifier_images, seed=seed, overwrite=overwrite,
+    )  # fmt: skip
+    return measure_counterfactuals(model, data, as_path(out, "out"), options)
+
+
+def measure_counterfactuals(
+    source: str | Path, data: Dataset | str | Path, out: Path, options: CounterfactualOptions
+) -> dict[str, Any]:
+    """The same with all options; `out`/counterfactuals.json holds the record."""
+    require_writable({"--out": [out / name for name in FILES]}, [place_of(data)], overwrite=options.overwrite)
     model = load_with_decoder(source)
-    dataset = open_data(data, model.size)
+    dataset = as_dataset(data, model.size)
     model.require_size(dataset.size)
     check_data(dataset)
     dims = checked_dims(model, options.dims)
     model.validate_sampling_steps(options.sampling_steps)
     classifier = train_classifier(dataset, images=options.classifier_images or IMAGES)
-    study = EditStudy(source, model, dataset, classifier, dims, out, options)
+    study = EditStudy(str(source), model, dataset, classifier, dims, out, options)
     record = study.measure() | {"command": command_line(), "versions": versions()}
     write_json(out / "counterfactuals.json", record)  # last: it says that all is there
-    print_record(record, out)
     return record
 
 
@@ -126,7 +151,7 @@ class EditStudy:
     figures: list[str] = field(default_factory=list)
 
     def measure(self) -> dict[str, Any]:
-        """Everything, as one JSON-able record. What it is about first, so that a fault is told early."""
+        """Everything, as one JSON-able record. What it is about first, so that a fault shows early."""
         record: dict[str, Any] = {
             "model": self.source, "method": self.model.method, "subsets": self.model.partition.subsets,
             "encoder": encoder_hash(self.model.encoder),
@@ -217,7 +242,7 @@ class EditStudy:
         return self.directions_of(self.learnable())
 
     def directions_of(self, names: Sequence[str]) -> list[Direction]:
-        """The same of chosen attributes."""
+        """The same for chosen attributes."""
         found = []
         folder = locate(self.source)
         with progress_bar("directions", len(names), unit="attributes") as advance:
@@ -248,7 +273,7 @@ class EditStudy:
 
     @cached_property
     def groups(self) -> list[str]:
-        """Of early, middle and late those that own dims; a model of one subset borrows a split."""
+        """Those of early, middle and late that own dims; a model of one subset borrows a split."""
         return groups_with_dims(cut_of(self.model, None)[0])
 
     # ---- The measurements ----------------------------------------------------------------------------------
@@ -308,7 +333,7 @@ class EditStudy:
 
 
 def spread_over(items: Sequence[Item], count: int) -> list[Item]:
-    """Up to `count` of them at even distances from the first to the last (toy faces: from coarse to fine)."""
+    """Up to `count` of them evenly spaced from the first to the last (toy faces: from coarse to fine)."""
     places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
     return [items[place] for place in places]
 
@@ -373,7 +398,7 @@ def result_lines(record: dict[str, Any]) -> list[str]:
 
 
 def _number(score: dict[str, Any] | None, end: str = "value") -> str:
-    """One number of a score; an end that is not there is beyond all numbers."""
+    """One number of a score; a missing end is infinite."""
     if score is None:
         return "–"
     return "∞" if score[end] is None else f"{score[end]:.2f}"

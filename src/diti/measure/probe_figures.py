@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diti.core.images import save_figure
-from diti.probe.linear import AttributeRow, ProbeResult
-from diti.probe.matrix import Cumulative, SubsetMatrix
+from diti.probes.linear import AttributeRow, ProbeResult
+from diti.probes.matrix import Cumulative, SubsetMatrix
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from diti.core.errors import InputError
-from diti.core.images import to_float
+from diti.core.images import MODEL_RANGE, to_float
 from diti.core.outputs import require_writable
-from diti.core.runs import command_line, versions, write_json
+from diti.core.ranges import NUMBER
+from diti.core.runs import as_path, command_line, versions, write_json
+from diti.core.settings import Settings
 from diti.data.predicted import predicted_columns
-from diti.data.prepared import Dataset
-from diti.data.sources import open_data
+from diti.data.prepared import Dataset, require_training_images
+from diti.data.sources import as_dataset, place_of
 from diti.diffusion.files import read_settings
 from diti.measure import probe_figures as figures
-from diti.measure.baselines import baselines, require_among_baselines
-from diti.measure.probe_tables import print_probe
-from diti.probe.disentangle import disentanglement
-from diti.probe.few_shot import few_shot, require_counts
-from diti.probe.linear import ProbeResult, probe
-from diti.probe.matrix import cumulative, subset_matrix
-from diti.probe.reconstruct import reconstruction_scores
-from diti.probe.task import Splits
+from diti.measure.baselines import baselines, require_among_baselines, require_images_for_baselines
+from diti.probes.disentangle import disentanglement
+from diti.probes.few_shot import few_shot, require_counts
+from diti.probes.linear import ProbeResult
+from diti.probes.linear import probe as linear_probe
+from diti.probes.matrix import cumulative, subset_matrix
+from diti.probes.reconstruct import reconstruction_scores
+from diti.probes.task import Splits
 from diti.representation.features import encode_dataset, encoder_hash, trunk_features
 from diti.representation.models.diffusion import DiTi
-from diti.representation.models.loading import load, load_with_decoder
+from diti.representation.models.loading import as_model, load
 from diti.representation.models.model import Model
 from diti.representation.networks.encoder import Encoder
 
@@ -37,7 +40,7 @@ MATRIX_ROWS = 20_000  # training images for the subset × attribute matrix, whic
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeOptions:
+class ProbeOptions(Settings):
     """What `diti probe` measures besides the probe itself."""
 
     protocol: str = "converged"
@@ -47,14 +50,13 @@ class ProbeOptions:
     wide_baseline: bool = False
     subsets: bool = True
     disentanglement: bool = False
-    reconstruct: int = 0
+    reconstruct: Annotated[int, *NUMBER] = 0
     folds: bool = False
     seed: int = 0
     overwrite: bool = False  # also replace files that diti did not write
 
     def __post_init__(self) -> None:
-        if self.reconstruct < 0:
-            raise InputError(f"--reconstruct is {self.reconstruct}; give a number of test images, or 0 for none")
+        super().__post_init__()
         require_among_baselines(self.wide_baseline, self.baselines)
 
 
@@ -71,17 +73,18 @@ class Labels:
 
     def probe(self, features: np.ndarray, seed: int, protocol: str = "converged", **more: Any) -> ProbeResult:
         """The linear probe of these attributes on features (N, D)."""
-        return probe(
+        return linear_probe(
             features, self.values, self.names, self.binary, self.splits,
             protocol=protocol, groups=self.groups, seed=seed, **more,
         )  # fmt: skip
 
 
-def read_labels(dataset: Dataset, folds: bool = False) -> Labels:
-    """The attributes and splits of a dataset; where no image is for testing, a k-fold by person or by file.
+def read_labels(dataset: Dataset | str | Path, folds: bool = False) -> Labels:
+    """The attributes and splits of a dataset; where there are no test images, a k-fold by person or by file.
 
-    folds: such a k-fold over all images, those for testing included.
+    folds: such a k-fold over all images, test images included.
     """
+    dataset = as_dataset(dataset)
     if not dataset.attributes:
         raise InputError(
             f"{dataset.path} has no attributes to probe; add some with diti prepare --attributes TABLE.csv"
@@ -106,18 +109,56 @@ def _grouped(column: str, splits: Splits) -> bool:
     return column == "identity" or len(splits.test) == 0
 
 
-def probe_model(source: str, data: str, out: Path, options: ProbeOptions) -> dict[str, Any]:
-    """Probe a model on labelled data: prints tables, writes JSON with figures beside it, returns the record."""
+def probe(
+    model: Model | str | Path,
+    data: Dataset | str | Path,
+    out: str | Path = "probe.json",
+    *,
+    protocol: Literal["converged", "paper"] = "converged",
+    against: Model | str | Path | None = None,
+    few_shot: Sequence[int] = (),
+    baselines: bool = True,
+    wide_baseline: bool = False,
+    subsets: bool = True,
+    disentanglement: bool = False,
+    reconstruct: int = 0,
+    folds: bool = False,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Measure what the code knows of labelled attributes, as `diti probe` does; the record, also as JSON.
+
+    protocol: converged, L2 chosen on validation images, or paper, the authors' 15 epochs of Adam. against: another
+    model, or the JSON of an earlier probe. few_shot: numbers of labels. reconstruct: so many test images.
+    The figures are written beside `out`.
+
+        diti.probe("runs/model", "data/mine", subsets=False)["probe"]["mean_ap"]
+    """
+    out = as_path(out, "out")
+    other = _named(against) if against is not None else None
+    options = ProbeOptions(
+        protocol=protocol, against=other, few_shot=tuple(few_shot), baselines=baselines,
+        wide_baseline=wide_baseline, subsets=subsets, disentanglement=disentanglement, reconstruct=reconstruct,
+        folds=folds, seed=seed, overwrite=overwrite,
+    )  # fmt: skip
     if out.suffix != ".json":
         raise InputError(f"--out {out} must end in .json; the figures are written beside it")
-    figures = [figure_beside(out, what) for what in FIGURES]
-    require_writable({"--out": [out, *figures]}, [data, options.against], overwrite=options.overwrite)
-    study = ProbeStudy.of(source, data, out, options)
+    beside = [figure_beside(out, what) for what in FIGURES]
+    require_writable({"--out": [out, *beside]}, [place_of(data), other], overwrite=overwrite)
+    study = ProbeStudy.of(model, data, out, options, against if isinstance(against, Model) else None)
     record = study.measure() | {"command": command_line(), "versions": versions()}
     write_json(out, record)
-    print_probe(record)
-    print(f"wrote {out} and {', '.join(path.name for path in study.pictures)}")
     return record
+
+
+def _named(model: Model | str | Path) -> str:
+    """For the record: what a model is called."""
+    return repr(model) if isinstance(model, Model) else str(model)
+
+
+def pictures_of(record: dict[str, Any], out: Path) -> list[Path]:
+    """The figures that were written beside a record."""
+    return [figure_beside(out, what) for what in FIGURES if what in ("attributes", "weights", *record)]
 
 
 def figure_beside(out: Path, what: str) -> Path:
@@ -162,21 +203,34 @@ class ProbeStudy:
     out: Path
     options: ProbeOptions
     other: Model | dict[str, Any] | None = None  # to compare with: a model, or what an earlier probe found
-    pictures: list[Path] = field(default_factory=list)
 
     @classmethod
-    def of(cls, source: str, data: str, out: Path, options: ProbeOptions) -> ProbeStudy:
-        model = load_with_decoder(source) if options.reconstruct else load(source)
-        dataset = open_data(data, model.size)
+    def of(
+        cls,
+        source: Model | str | Path,
+        data: Dataset | str | Path,
+        out: Path,
+        options: ProbeOptions,
+        other: Model | dict[str, Any] | None = None,
+    ) -> ProbeStudy:
+        """other: what to compare with, where somebody holds it; else what the options name."""
+        model = as_model(source)
+        model = model.with_decoder() if options.reconstruct else model
+        dataset = as_dataset(data, model.size)
         model.require_size(dataset.size)
         labels = read_labels(dataset, options.folds)
+        if not options.folds:
+            require_training_images(dataset)
+        if options.baselines:
+            require_images_for_baselines(dataset, model.dims)
         if options.few_shot:
             unseen = np.zeros((len(dataset), 1))  # in place of codes: what can be drawn does not depend on them
             require_counts(unseen, labels.values, labels.names, labels.binary, labels.splits, options.few_shot)
-        other = read_other(options.against, labels.names) if options.against else None
+        if options.against and other is None:
+            other = read_other(options.against, labels.names)
         if options.baselines and (seeing := sees_backbone(model)):
             trunk_features(seeing, dataset)  # a baseline needs them; z is made of these, without a second run
-        return cls(source, model, dataset, labels, encode_dataset(model, dataset), out, options, other)
+        return cls(_named(source), model, dataset, labels, encode_dataset(model, dataset), out, options, other)
 
     def measure(self) -> dict[str, Any]:
         """All that was asked for, as one JSON-able record."""
@@ -186,8 +240,8 @@ class ProbeStudy:
             "data": {"name": self.dataset.name, "hash": self.dataset.hash, "images": len(self.dataset)},
             "seed": options.seed, "notes": self.labels.notes, "probe": result.record(),
         }  # fmt: skip
-        self.pictures.append(figures.save_attributes(result, self._beside("attributes")))
-        self.pictures.append(figures.save_weights(result, self._beside("weights")))
+        figures.save_attributes(result, self._beside("attributes"))
+        figures.save_weights(result, self._beside("weights"))
         if options.baselines:
             record["baselines"] = self.baselines()
         if options.against:
@@ -249,7 +303,7 @@ class ProbeStudy:
         alone = sorted({row["name"] for row in rows} ^ {row["name"] for row in others})
         if alone:
             self.labels.notes.append(f"in one of the two probes only, not compared: {', '.join(alone)}")
-        self.pictures.append(figures.save_differences(gains, name, self._beside("against")))
+        figures.save_differences(gains, name, self._beside("against"))
         return {"name": name, "probe": record}
 
     def subsets(self) -> dict[str, Any]:
@@ -259,8 +313,8 @@ class ProbeStudy:
         matrix = subset_matrix(*self._task, partition.ends, split, rows=MATRIX_ROWS, seed=seed, progress=True)
         growing = cumulative(*self._task, partition.ends, split, rows=MATRIX_ROWS, seed=seed, progress=True)
         times = [partition.time_range(i)[0] for i in range(partition.subsets)]
-        self.pictures.append(figures.save_matrix(matrix, times, self._beside("subsets")))
-        self.pictures.append(figures.save_cumulative(growing, self._beside("cumulative")))
+        figures.save_matrix(matrix, times, self._beside("subsets"))
+        figures.save_cumulative(growing, self._beside("cumulative"))
         return {"subsets": matrix.record(), "cumulative": growing.record()}
 
     def disentanglement(self) -> dict[str, Any]:
@@ -278,7 +332,9 @@ class ProbeStudy:
         images = to_float(self.dataset.pixels(rows[: self.options.reconstruct]))
         return {
             noise: reconstruction_scores(
-                images, self.model.reconstruct(images, noise).clamp(-1, 1), seed=self.options.seed
+                images,
+                self.model.reconstruct(images, noise, value_range=MODEL_RANGE).clamp(-1, 1),
+                seed=self.options.seed,
             ).record()
             for noise in NOISES
         }

@@ -1,6 +1,6 @@
 """Distance to the data: how far an edited image is from images that exist, in the code of one fixed encoder.
 
-Letters: N images, M data images, D numbers of a code.
+Notation: N images, M data images, D numbers of a code.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def save_attribute_loss(
         handles.append(Line2D([], [], color=colour, lw=2.5, label=f"{name}  {_shown(attributes[name])}"))
     axes.axhline(tau, color=INK, lw=1)
     axes.annotate(f"τ = {tau:g}", (timesteps[-1], tau), (0, 4), textcoords="offset points", ha="right", color=INK)
-    axes.set(xlabel="time-step t", ylabel="Err: chance to take one image for the other")
+    axes.set(xlabel="time-step t", ylabel="Err: chance of taking one image for the other")
     highest = max(max(attributes[name]["monte_carlo"]) for name in names)  # above ½ by the chance of few draws
     axes.set_ylim(0, max(0.53, 1.03 * highest))
     axes.set_xlim(timesteps[0], timesteps[-1])

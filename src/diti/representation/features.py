@@ -19,15 +19,17 @@ from torch import Tensor, nn
 from diti.core.errors import InputError
 from diti.core.lanes import in_lanes
 from diti.core.machine import cache_folder
+from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
-from diti.core.runs import atomic_path
+from diti.core.runs import as_path, atomic_path
 from diti.data.decode import decode
 from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
-from diti.data.sources import open_data
+from diti.data.sources import as_dataset, place_of
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.explained import TIMES, explained_share
-from diti.representation.models.inputs import as_batch
+from diti.representation.models.inputs import Images, as_batch
+from diti.representation.models.loading import as_model
 from diti.representation.models.model import BATCH, Model, images_at_once, inference
 from diti.representation.networks.encoder import Encoder
 
@@ -41,13 +43,17 @@ EXPLAINED = "explained"  # column of the table; those of z begin with z and a di
 log = logging.getLogger(__name__)
 
 
-def encode_dataset(model: Model, dataset: Dataset, *, mirrored: bool = False) -> np.ndarray:
-    """z float32 (N, D) of all images, in their order; of the same encoder and data computed only once."""
-    return encoder_codes(model.encoder, dataset, mirrored=mirrored)
+def encode_dataset(
+    model: Model | str | Path, dataset: Dataset | str | Path, *, mirrored: bool = False
+) -> np.ndarray:
+    """z float32 (N, D) of all images, in their order; computed only once for the same encoder and data."""
+    model = as_model(model)
+    return encoder_codes(model.encoder, as_dataset(dataset, model.size), mirrored=mirrored)
 
 
 def encoder_codes(encoder: Encoder, dataset: Dataset, *, mirrored: bool = False) -> np.ndarray:
-    """The same for an encoder that belongs to no model. Where its trunk's features are kept, z is made of them."""
+    """The same for an encoder without a model. Where its trunk's features are kept, z is made from them."""
+    encoder.require_images()
 
     def compute() -> np.ndarray:
         seen = None if mirrored else kept_features(encoder, dataset)
@@ -73,7 +79,7 @@ def kept_features(encoder: Encoder, dataset: Dataset) -> np.ndarray | None:
 
 
 def frozen_features(encoder: Encoder, dataset: Dataset) -> np.ndarray | None:
-    """The same of a trunk that never learns, for all codes over it; None of others, or where they are too many."""
+    """The same for a trunk that never learns, shared by all codes over it; None for others, or for too many."""
     size = len(dataset) * encoder.trunk.features * np.dtype(np.float32).itemsize
     return trunk_features(encoder, dataset) if encoder.frozen and size <= MOST_KEPT else None
 
@@ -87,7 +93,7 @@ def _of_trunk(encoder: Encoder, dataset: Dataset) -> str:
 def explained_by_z(model: Model, dataset: Dataset) -> np.ndarray | None:
     """float32 (N,) share of each image that z explains, see `explained_share`; remembered as codes are.
 
-    None of a model without a frozen diffusion model, where nothing says what there was to explain.
+    None for a model without a frozen diffusion model, where nothing says what there was to explain.
     """
     if not isinstance(model, DiTi):
         return None
@@ -128,7 +134,7 @@ def _kept(facts: str, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarra
         with atomic_path(path) as temporary, temporary.open("wb") as handle:
             np.save(handle, found)
     except OSError as error:  # nothing depends on the cache
-        log.warning("the codes were not kept for the next time: %s: %s", path, error.strerror or error)
+        log.warning("the codes could not be kept for next time: %s: %s", path, error.strerror or error)
     return found
 
 
@@ -137,7 +143,7 @@ def _place(facts: str) -> Path:
 
 
 def read_kept(path: Path, rows: int) -> np.ndarray | None:
-    """A kept array of so many rows; None where there is none, or what is left of one."""
+    """A kept array with that many rows; None where it is missing, damaged or incomplete."""
     try:
         kept = np.array(np.lib.format.open_memmap(path, mode="r"))
     except (OSError, ValueError):
@@ -195,16 +201,50 @@ def _digest(description: Mapping[str, Any], network: nn.Module) -> str:
 def check_table_file(out: Path) -> None:
     """Refuse, before any work, a kind of table that cannot be written."""
     if out.suffix.lower() not in WRITERS:
-        raise InputError(f"--out {out} must end in {' or '.join(WRITERS)}; these tables can be written")
+        raise InputError(f"--out {out} must end in {' or '.join(WRITERS)}; these are the tables it can write")
 
 
-def write_features(model: Model, images: str, out: Path, *, explained: bool = True) -> str:
-    """`diti encode`: a table with the file's name, split and z, a row per image; says what it wrote.
+def encode(
+    model: Model | str | Path,
+    images: Images | Dataset,
+    out: str | Path | None = None,
+    *,
+    explained: bool = True,
+    overwrite: bool = False,
+) -> np.ndarray:
+    """z float32 (N, D) of images, a row per image in their order, as `diti encode` writes it to a table.
+
+    images: a Dataset, the name of one or whatever else --data accepts, or images themselves, as `Model.encode`
+    takes them. out: table to write, .parquet or .csv, of images that have names. explained: also the share of each
+    image that z explains, in that table, where the model can tell.
+
+        z = diti.encode("runs/model", "photos", "features.parquet")
+    """
+    if isinstance(images, Dataset | str | Path):
+        if out is not None:
+            return write_features(model, images, as_path(out, "out"), explained=explained, overwrite=overwrite)[0]
+        return encode_dataset(model, images)
+    if out is not None:
+        raise InputError("out is a table with names of images, which arrays lack; give a folder or a Dataset")
+    return as_model(model).encode(images).numpy()
+
+
+def write_features(
+    model: Model | str | Path,
+    images: Dataset | str | Path,
+    out: Path,
+    *,
+    explained: bool = True,
+    overwrite: bool = False,
+) -> tuple[np.ndarray, str]:
+    """z (N, D), also as a table with the file's name and split, a row per image; and what was written.
 
     explained: also the share of each image that z explains, where the model can tell, in a column of that name.
     """
     check_table_file(out)
-    dataset = open_data(images, model.size)
+    require_writable({"--out": [out]}, [place_of(images)], overwrite=overwrite)
+    model = as_model(model)
+    dataset = as_dataset(images, model.size)
     codes = encode_dataset(model, dataset)
     shares = explained_by_z(model, dataset) if explained else None
     columns: dict[str, pa.Array] = {name: dataset.table[name] for name in ("file", "split")}
@@ -214,5 +254,5 @@ def write_features(model: Model, images: str, out: Path, *, explained: bool = Tr
         WRITERS[out.suffix.lower()](pa.table(columns), temporary)
     skipped = dataset.info["skipped"]
     note = f"; {skipped} unreadable images are named in {dataset.path / SKIPPED}" if skipped else ""
-    told = "" if shares is None else f"; of half the images z explains {np.median(shares):.0%} or more"
-    return f"wrote {out}: {len(dataset):,} images × {model.dims} dims{note}{told}"
+    told = "" if shares is None else f"; for half the images z explains {np.median(shares):.0%} or more"
+    return codes, f"wrote {out}: {len(dataset):,} images × {model.dims} dims{note}{told}"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,29 +18,38 @@ from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, write_json, write_text
 from diti.data.prepared import Dataset
 from diti.representation.features import frozen_features
-from diti.representation.methods.registry import Findings, Method
 from diti.representation.models.model import BATCH, Model, code_statistics
 from diti.representation.networks.encoder import Encoder
+from diti.representation.registry import title_of
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is known about a model after its training."""
+
+    facts: dict[str, Any] = field(default_factory=dict)  # for checks.json
+    sentences: tuple[str, ...] = ()  # the same for people
+    pictures: dict[str, str] = field(default_factory=dict)  # file in the model folder → what it shows
 
 
 def finish(
-    method: Method,
     model: Model,
+    assess: Callable[[Any, Dataset, Path], Findings],
     dataset: Dataset,
     run: RunFolder,
     backbone: str,
     origin: Sequence[str],
     pictures: Mapping[str, str] | None = None,
 ) -> Findings:
-    """Write the model folder and what the method finds out about it.
+    """Write the model folder and what `assess` finds out about it.
 
-    origin: for the card, how it was made. pictures: file in the folder → what it shows, besides the method's own.
+    origin: for the card, how it was made. pictures: file in the folder → what it shows, besides those of `assess`.
     """
     model.save(run.path)
-    findings = method.assess(model, dataset, run.path)
+    findings = assess(model, dataset, run.path)
     findings = dataclasses.replace(findings, pictures={**findings.pictures, **(pictures or {})})
     write_json(run.path / "checks.json", findings.facts)
-    write_text(run.path / "card.md", card(method, model, findings, backbone, origin))
+    write_text(run.path / "card.md", card(model, findings, backbone, origin))
     return findings
 
 
@@ -57,7 +69,7 @@ def training_statistics(encoder: Encoder, dataset: Dataset) -> tuple[Tensor, Ten
         return code_statistics(encode, iter([rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]))
 
 
-def card(method: Method, model: Model, findings: Findings, backbone: str, origin: Sequence[str]) -> str:
+def card(model: Model, findings: Findings, backbone: str, origin: Sequence[str]) -> str:
     """What the model is, how it was made, and what was measured about it."""
     over = f" over `{backbone}`" if backbone else ""
     cut = model.partition
@@ -67,4 +79,4 @@ def card(method: Method, model: Model, findings: Findings, backbone: str, origin
         *findings.sentences,
     ]
     listed = "\n".join(f"- {line}" for line in lines)
-    return f"# {method.title}{over}\n\n{listed}\n{picture_lines(findings.pictures)}"
+    return f"# {title_of(model.method)}{over}\n\n{listed}\n{picture_lines(findings.pictures)}"

@@ -247,7 +247,7 @@ class Partition:
     def _tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """(T,) the subset of each time-step, and (D,) that of each dim's start: every mask compares the two.
 
-        Subsets with equal starts so count as the last of them.
+        So subsets with equal starts count as the last of them.
         """
         if device not in self._tables_on:
             of_dims = [self._subset_at[self._bounds[subset]] for subset in self._owner]
@@ -279,7 +279,7 @@ class Partition:
     def group(self, spec: str | int) -> frozenset[int]:
         """Subsets of `early`, `middle`, `late`, `all`, `I`, `I:J`, `:J`, `I:`, or a comma list of these.
 
-        What is early, middle and late, `third` says; early may be called `fine` and late `coarse`.
+        `third` says what is early, middle and late; early may be called `fine` and late `coarse`.
         """
         words = (piece.strip() for piece in str(spec).split(","))
         pieces = [self._piece(LEVELS.get(word, word)) for word in words]

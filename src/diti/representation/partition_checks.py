@@ -31,7 +31,7 @@ def check_count(name: str, values: Sequence[float], subsets: int) -> None:
 def check_ends(ends: Sequence[int], dims: int) -> None:
     """InputError for subsets whose dims run backwards, or do not end with the code."""
     if any(a > b for a, b in itertools.pairwise((0, *ends))):
-        raise InputError(f"the ends of the subsets must not fall, got {list(ends)}; sort them")
+        raise InputError(f"the ends of the subsets must not decrease, got {list(ends)}; sort them")
     if ends[-1] != dims:
         raise InputError(f"the last subset ends at {ends[-1]}, the code at {dims}; make them equal")
 
@@ -42,7 +42,7 @@ def check_starts(starts: Sequence[float], timesteps: int, subsets: int) -> None:
     for start in starts:
         whole_number("each number of starts", start, 0, timesteps)
     if any(a > b for a, b in itertools.pairwise(starts)):
-        raise InputError(f"starts must not fall, got {list(starts)}; order the subsets by them")
+        raise InputError(f"starts must not decrease, got {list(starts)}; order the subsets by them")
 
 
 def check_stages(stage_ends: tuple[int, ...], widths: tuple[int, ...], timesteps: int, dims: int) -> None:

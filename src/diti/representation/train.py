@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diti.config import DEFAULT_PRESET, TrainConfig, from_options, resolve
+from diti.config import DEFAULT_PRESET, TrainConfig
 from diti.core import loop
 from diti.core.errors import InputError
 from diti.core.outputs import require_writable
-from diti.core.runs import RunFolder
+from diti.core.processes import require_alone
+from diti.core.runs import RunFolder, as_path
+from diti.core.settings import from_options
 from diti.data.prepared import Dataset, training_batches
+from diti.data.sources import place_of
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.diffusion.start_run import start_run
+from diti.diffusion.start_run import FREE, open_together, start_run
 from diti.presets import preset as named_preset
 from diti.presets import train_preset
-from diti.representation.finish import finish, training_statistics
+from diti.representation.finish import Findings, finish, training_statistics
 from diti.representation.methods.base import see_before
-from diti.representation.methods.registry import Findings, Method, find_method
-from diti.representation.models.loading import load
+from diti.representation.methods.method import Method
+from diti.representation.models.loading import as_backbone, backbone_name, load
 from diti.representation.models.model import Model
+from diti.representation.registry import find_method
+from diti.representation.settings import resolve
 
 
-def train_model(config: TrainConfig, out: Path, begun: Callable[[], None] = lambda: None) -> Findings:
+def train_model(
+    config: TrainConfig,
+    out: Path,
+    begun: Callable[[], None] = lambda: None,
+    backbone: Backbone | None = None,
+    data: Dataset | None = None,
+) -> Findings:
     """Train, or continue to train, the model of `config` in the run folder `out`; returns what was measured.
 
-    `begun` is called once everything is checked.
+    `begun` is called once everything is checked. backbone, data: instead of those that the settings name.
     """
     config, run = resolve(config), RunFolder(out)
     method = find_method(config.method)
     # What the folder holds already is told further on; this is about its place, and about what is read.
     require_writable({"--out": [out / "config.yaml"]}, [config.data, config.backbone], overwrite=True)
     accelerator = loop.make_accelerator(config.training)
-    backbone = frozen_backbone(method, config)
+    backbone = backbone or frozen_backbone(method, config)
     loop.check_batch(config.training, accelerator.num_processes)
-    method.validate(config, backbone or named_preset(config.preset).backbone.size)
+    size = backbone.size if backbone else named_preset(config.preset).backbone.size
+    method.validate(config, backbone or size)
     with run.held(accelerator.is_main_process):
-        dataset = start_run(config, run, backbone, accelerator, "train")
+        dataset = open_together(config.data if data is None else data, size, accelerator)
+        if backbone:
+            backbone.require_size(dataset.size)
+        inputs = {"verb": "train"} | ({"backbone_hash": backbone.digest()} if backbone else {})
+        by_content = {"backbone"} if backbone else set()  # its name may change, its hash may not
+        start_run(config, run, dataset, accelerator, inputs, FREE | by_content)
         begun()
         objective = method.build(config, backbone, dataset)
         see_before(objective, config.training, dataset)
@@ -50,15 +66,15 @@ def train_model(config: TrainConfig, out: Path, begun: Callable[[], None] = lamb
             label=f"training {config.method}",
             evaluate=lambda images: method.evaluate(objective, dataset),
             accelerator=accelerator,
+            usual_rate=train_preset(config.preset).training.learning_rate,
         )
         findings = Findings()
         if accelerator.is_main_process:
             with weights.averaged():
                 objective.eval()
                 model = method.model(objective, config, *training_statistics(objective.encoder, dataset))
-                findings = finish(
-                    method, model, dataset, run, config.backbone, [origin(config, run.images_seen())]
-                )
+                made = [origin(config, run.images_seen())]
+                findings = finish(model, method.assess, dataset, run, config.backbone, made)
     accelerator.end_training()
     return findings
 
@@ -81,7 +97,7 @@ def frozen_backbone(method: Method, config: TrainConfig) -> Backbone | None:
 
 def train(
     data: str | Path | Dataset,
-    backbone: str | Path | None = None,
+    backbone: str | Path | Backbone | Model | None = None,
     *,
     out: str | Path,
     method: str = "diti",
@@ -92,20 +108,22 @@ def train(
 ) -> Model:
     """Train a model in the folder `out`, or continue to: what `diti train` does, from Python.
 
+    backbone: a folder, shipped name or hub id, a backbone itself, or a model, whose backbone is taken.
     images: length of the training, images seen; by default the preset's. settings: any other option of
-    `diti train` by name, such as encoder, code_dim, subsets, learning_rate.
+    `diti train` by name, such as encoder, code_dim, subsets, learning_rate, or one of the method's own.
 
         model = diti.train("data/mine", "runs/backbone", method="pdae", images=20_000, out="runs/pdae")
     """
-    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:  # the others would load what is not there yet
-        raise InputError(f"diti.train is for one process and {processes} were started; use torchrun -m diti train")
+    require_alone("diti.train", "train")
     options = {
         "method": method,
-        "data": str(data.path if isinstance(data, Dataset) else data),
-        "backbone": "" if backbone is None else str(backbone),
+        "data": place_of(data),
+        "backbone": "" if backbone is None else backbone_name(backbone),
         "seed": seed,
         **({} if images is None else {"images": images}),
         **settings,
     }
-    train_model(from_options(train_preset(preset), options, "diti.train"), Path(out))
-    return load(out)
+    config, folder = from_options(train_preset(preset), options, "diti.train"), as_path(out, "out")
+    held = as_backbone(backbone) if isinstance(backbone, Backbone | Model) else None
+    train_model(config, folder, backbone=held, data=data if isinstance(data, Dataset) else None)
+    return load(folder)

@@ -10,25 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diti.config import COUNT, WITHOUT_EFFECT, TrainingConfig, check_number
+from diti.config import WITHOUT_EFFECT, TrainingConfig
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator, train
 from diti.core.objective import LossReport, Objective
 from diti.core.processes import is_main
 from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder, write_json
-from diti.data.prepared import Stream
+from diti.data.prepared import Stream, require_training_images
 from diti.data.sources import open_data
 from diti.diffusion.sampler import EpsFn
 from diti.diffusion.schedule import Schedule, dm_loss_eps, gather, q_sample
 from diti.representation.features import encode_dataset
+from diti.representation.models.latent import encoder_file_hash
 from diti.representation.models.loading import load_with_decoder
 from diti.representation.networks.latent import (
     FOLDER,
     Latent,
     LatentShape,
     default_shape,
-    encoder_file_hash,
     new_latent,
 )
 
@@ -92,30 +92,29 @@ def fit_latent(
     model_folder: str | Path, data: str, *, codes_seen: int = CODES_SEEN, seed: int = 0
 ) -> dict[str, Any]:
     """Train, or continue to train, `latent/` of a model folder on codes of `data`; returns what was measured."""
-    check_number("codes", codes_seen, COUNT)
     folder = Path(model_folder)
     if not folder.is_dir():
         raise InputError(f"{model_folder} is not a folder; a latent is written into a model folder on this disk")
     model = load_with_decoder(folder)
-    dataset = open_data(data, model.size)
+    dataset = require_training_images(open_data(data, model.size))
     model.require_size(dataset.size)
     shape = default_shape(model.dims, encoder_file_hash(folder))
     config = latent_config(data, shape, codes_seen, seed)
     with RunFolder(folder / FOLDER).held(is_main()):
-        run = start_run(folder, config, {"data_name": dataset.name, "data_hash": dataset.hash})
+        run = start_latent_run(folder, config, {"data_name": dataset.name, "data_hash": dataset.hash})
         codes = torch.from_numpy(encode_dataset(model, dataset))  # once; the loop sees no image
         latent = new_latent(shape, *model.statistics(codes[dataset.rows("train")]), seed)
         held_out = dataset.rows("valid") if len(dataset.rows("valid")) else dataset.rows("train")
         return train_latent(latent, codes[dataset.rows("train")], codes[held_out], config, run)
 
 
-def start_run(model_folder: Path, config: LatentConfig, inputs: dict[str, Any]) -> RunFolder:
+def start_latent_run(model_folder: Path, config: LatentConfig, inputs: dict[str, Any]) -> RunFolder:
     """The run in `latent/`, which must be this one or none."""
     run = RunFolder(model_folder / FOLDER)
     try:
         run.begin(config, {"verb": "train-latent", **inputs}, FREE)
     except InputError as error:
-        found = str(error).partition(";")[0]  # the rest advises another --out, which is no choice here
+        found = str(error).partition(";")[0]  # the rest advises another --out, which is not possible here
         raise InputError(
             f"{found}; repeat its command to continue it, or remove {run.path} to start again"
         ) from None

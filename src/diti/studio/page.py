@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from diti.studio import world as worlds
-from diti.studio.parts import Desk, html
+from diti.studio import markup
+from diti.studio.guard import NOT_UNDERSTOOD
+from diti.studio.parts import SORRY, Desk, html, tell_fault
 from diti.studio.session import Visitor
 from diti.studio.tabs.axes import Axes
 from diti.studio.tabs.interpolate import Interpolate
 from diti.studio.tabs.manipulate import Manipulate
 from diti.studio.tabs.search import Search
 from diti.studio.tabs.understand import Understand
-from diti.studio.world import World
+from diti.studio.world import NO_DATA, World
 
 HERE = Path(__file__).parent
 FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
@@ -53,11 +55,32 @@ def style() -> str:
     return (HERE / "style.css").read_text(encoding="utf-8")
 
 
+class Page(gr.Blocks):
+    """gradio's Blocks, whose faults while serving are one line in the terminal instead of a traceback."""
+
+    async def preprocess_data(self, *given: Any, **more: Any) -> Any:
+        """What a page sent, as its controls understand it; what they do not understand is refused."""
+        try:
+            return await super().preprocess_data(*given, **more)
+        except Exception as error:
+            print(f"diti: a request was not understood ({type(error).__name__})", file=sys.stderr)
+            raise gr.Error(NOT_UNDERSTOOD, print_exception=False) from None
+
+    async def process_api(self, *given: Any, **more: Any) -> Any:
+        try:
+            return await super().process_api(*given, **more)
+        except Exception as error:
+            if isinstance(error, gr.Error) and not error.print_exception:  # told already
+                raise
+            tell_fault(error)
+            raise gr.Error(SORRY, print_exception=False) from None
+
+
 def build_page(world: World) -> Any:
-    """gradio's Blocks, ready to be launched."""
-    with gr.Blocks(title="diti studio", analytics_enabled=False, delete_cache=(600, 3600)) as page:
+    """The page, ready to be launched."""
+    with Page(title="diti studio", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         visitor = gr.State(Visitor())
-        html(heading(world), elem_classes="heading")
+        html(markup.header(world, NO_DATA), elem_classes="heading")
         with gr.Row(elem_classes="at-work"):
             doing = html("", elem_id="doing")
             stop = gr.Button("Stop", size="sm", elem_id="stop", scale=0, min_width=70)
@@ -78,17 +101,3 @@ def ask_to_stop(visitor: Visitor) -> Iterator[None]:
     """All that the visitor has asked for ends at its next step."""
     visitor.stops += 1
     yield
-
-
-def heading(world: World) -> str:
-    model = world.model
-    images = f"{len(world.dataset):,} pictures" if world.dataset is not None else "no pictures of its own"
-    missing = f"<p class='missing' role='note'>{worlds.NO_DATA}</p>" if world.dataset is None else ""
-    facts = (
-        f"{model.method} · {model.size} px · {model.dims} numbers in {world.partition.subsets} parts · {images}"
-    )
-    return (
-        f"<header><h1>diti studio</h1><p class='facts'>{facts}</p><p class='about'>A diffusion model forgets a "
-        "picture bit by bit as noise grows: small things first, light and colour last. In this order its code is "
-        f"cut in parts, and here you can turn each of them.</p></header>{missing}"
-    )

@@ -18,7 +18,7 @@ from torch import Tensor
 from diti.core.errors import InputError, write_crash_report
 from diti.core.images import to_uint8
 from diti.core.progress import followed
-from diti.edit.interpolate import chosen_dims
+from diti.edit.interpolate import moved_dims
 from diti.edit.invert import Inverted
 from diti.studio import markup, uploads
 from diti.studio.session import Stopped, Visitor
@@ -55,7 +55,7 @@ class Desk:
         Of one control at most one request waits besides the one at work, so that nobody can fill the queue.
         """
         return trigger(
-            told(work, outputs, self.turns if heavy else None),
+            with_complaints(work, outputs, self.turns if heavy else None),
             [self.visitor, *inputs],
             list(outputs),
             concurrency_limit=None,
@@ -66,7 +66,7 @@ class Desk:
         )
 
 
-def told(work: Work, outputs: Sequence[Any] = (), turns: Turns | None = None) -> Work:
+def with_complaints(work: Work, outputs: Sequence[Any] = (), turns: Turns | None = None) -> Work:
     """The same work, whose faults become a friendly line on the page of the one who asked."""
 
     @functools.wraps(work)
@@ -80,12 +80,22 @@ def told(work: Work, outputs: Sequence[Any] = (), turns: Turns | None = None) ->
             gr.Warning(escape(str(error)))
             yield _only_lines(str(error), outputs)
         except Exception as error:  # a fault of ours must not end the page; the report says where it was
-            report = write_crash_report(error, ["serve"])
-            print(f"diti: {type(error).__name__} while serving; the report {report} says where", file=sys.stderr)
+            tell_fault(error)
             gr.Warning(SORRY)
             yield _only_lines(SORRY, outputs)
 
     return run
+
+
+def tell_fault(error: Exception) -> None:
+    """One line in the terminal about a fault of ours, and a report."""
+    report = write_crash_report(error, ["serve"])
+    print(f"diti: {type(error).__name__} while serving; the report {report} says where", file=sys.stderr)
+
+
+def sent(event: gr.EventData, name: str) -> Any:
+    """What a click sent; None where it sent nothing of that name."""
+    return event._data.get(name) if isinstance(event._data, dict) else None
 
 
 def in_turns(steps: Iterator[Any], visitor: Visitor, turns: Turns) -> Iterator[Any]:
@@ -123,14 +133,14 @@ html = functools.partial(gr.HTML, apply_default_css=False)
 
 
 def lead(words: str) -> None:
-    """What a tab is for."""
+    """What a tab is for, in HTML of our own."""
     html(f"<p class='lead'>{words}</p>")
 
 
 def titled(words: str) -> Any:
     """A row of pictures with a title."""
     with gr.Column(min_width=280):
-        html(f"<h3>{words}</h3>")
+        html(markup.heading(words))
         return html(markup.thumbnails([]))
 
 
@@ -153,7 +163,7 @@ class Picker:
 def picker(desk: Desk, slot: str, label: str, about: str) -> Picker:
     """Draw a picker. `then_redraw` connects it."""
     world = desk.world
-    html(f"<h3>{label}</h3><p class='hint'>{about}</p>")
+    html(markup.heading(label, about))
     shown = html(markup.chosen(None, label), elem_classes="chosen-box", elem_id=f"chosen-{slot}")
     with gr.Row(elem_classes="buttons"):
         randomly = gr.Button("Surprise me", size="sm", min_width=90, visible=world.dataset is not None)
@@ -166,7 +176,7 @@ def picker(desk: Desk, slot: str, label: str, about: str) -> Picker:
         )
 
     def by_row(visitor: Visitor, event: gr.EventData) -> Iterator[str]:
-        visitor.images[slot] = world.pixels(event._data.get("row"))
+        visitor.images[slot] = world.pixels(sent(event, "row"))
         yield markup.chosen(visitor.images[slot], label)
 
     def by_chance(visitor: Visitor) -> Iterator[str]:
@@ -192,7 +202,7 @@ def gallery(world: World) -> Any:
 
 
 def clickable(value: str = "", kind: str = "") -> Any:
-    """HTML whose buttons tell their row or cell."""
+    """HTML whose buttons report their row or cell."""
     return html(value, js_on_load=CLICK, elem_classes=["clickable", kind])
 
 
@@ -207,21 +217,16 @@ def then_redraw(desk: Desk, chosen: Picker, work: Work, inputs: Sequence[Any], o
 
 
 def span_of(world: World, words: Any) -> str:
-    """A range of subsets that a page sent; InputError for one that is none, or owns nothing."""
-    chosen_dims(world.partition, str(words)[:40])
+    """A range of subsets that a page sent; InputError for anything else, or a range that owns nothing."""
+    moved_dims(world.partition, str(words)[:40])
     return str(words)[:40]
 
 
 def strip(world: World, label: str, about: str, *, single: bool = False, value: str = "") -> Any:
     """The subsets from fine to coarse, of which a range, or one, can be picked; its value is I:J."""
-    part = world.partition
-    ranges = "" if single else f'<div class="ranges" role="group">{markup.strip_ranges(part)}</div>'
     return html(
-        value or f"0:{1 if single else part.subsets}",
-        html_template=f"<h3>{label}</h3><p class='hint'>{about}</p>{ranges}"
-        f'<div class="strip" role="listbox" aria-label="{label}" {"data-single" if single else ""} '
-        f'aria-multiselectable="{str(not single).lower()}">{markup.strip_cells(part)}</div>'
-        '<div class="scale"><span>fine: the first to drown in noise</span><span>coarse: the last</span></div>',
+        value or f"0:{1 if single else world.partition.subsets}",
+        html_template=markup.strip(world.partition, label, about, single),
         js_on_load=STRIP,
         elem_classes="strip-box",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import ipaddress
 import os
@@ -11,15 +12,15 @@ import socket
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diti.config import Range, check_number
 from diti.core.errors import InputError
 
-WAITING = 64  # requests in the queue; who comes later is told to try again
+WAITING = 64  # requests in the queue; later ones are told to try again
 SESSIONS = 200  # visitors whose state is kept
 
 
@@ -41,9 +42,7 @@ def serve(source: str, data: str | None, host: str, port: int, auth: str | None,
 
 def check_place(host: str, port: int, auth: str | None) -> tuple[str, str] | None:
     """User and password; InputError for an address that cannot be served, or must not without a password."""
-    check_number("port", port, Range(1, 65_535))
-    if not host.strip():
-        raise InputError("--host is empty; give an address such as 127.0.0.1")
+    check_host(host)
     user, _, password = (auth or "").partition(":")
     if auth is not None and not (user and password):
         raise InputError("--auth is not of the form user:password; give both, with a colon between")
@@ -51,15 +50,44 @@ def check_place(host: str, port: int, auth: str | None) -> tuple[str, str] | Non
         raise InputError(
             f"--host {host} can be reached by others; add --auth user:password, or leave --host out for 127.0.0.1"
         )
+    check_free(host, port)
+    return (user, password) if auth is not None else None
+
+
+def check_free(host: str, port: int) -> None:
+    """InputError for a port that is in use, or may not be opened."""
     try:
         with socket.create_server((host, port), family=_family(host)):
             pass
-    except (OSError, ValueError) as error:  # ValueError: what is no name of any host
+    except (OSError, ValueError) as error:  # ValueError: not a possible host name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(
             f"--port {port} of --host {host[:80]} cannot be opened ({reason}); choose another --port or --host"
         ) from None
-    return (user, password) if auth is not None else None
+
+
+def check_host(host: str) -> None:
+    """InputError for what is more than a name or an address, such as one with a port."""
+    if not host.strip():
+        raise InputError("--host is empty; give an address such as 127.0.0.1")
+    alone, _, port = host.rpartition(":")
+    if ":" not in host or _is_address(host):
+        return
+    if port.isdecimal() and (":" not in alone or _is_address(alone.strip("[]"))):
+        raise InputError(
+            f"--host {host[:80]} holds a port; give it by itself: --host {alone.strip('[]')} --port {port}"
+        )
+    raise InputError(
+        f"--host {host[:80]} is not an address; give a name or an IP address alone, such as 127.0.0.1"
+    )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:
@@ -84,28 +112,52 @@ def require_extra() -> None:
 def launched(world: Any, host: str, port: int, login: tuple[str, str] | None) -> Iterator[str]:
     """The studio's address while it is served; its temporary folder is gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="diti-studio-"))
-    with _environment(GRADIO_ANALYTICS_ENABLED="False", GRADIO_TEMP_DIR=str(folder)):
+    shown = f"[{host}]" if ":" in host else host
+    # gradio asks its own server whether it is there; a proxy could not know.
+    with _environment(GRADIO_ANALYTICS_ENABLED="False", GRADIO_TEMP_DIR=str(folder), no_proxy="*", NO_PROXY="*"):
         from starlette.middleware import Middleware
 
-        from diti.studio.guard import Guard
+        from diti.studio.guard import Guard, hosts_of
         from diti.studio.page import HEAD, build_page, style, theme
 
-        local = frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None
-        page = build_page(world)
-        page.queue(max_size=WAITING, api_open=False)
+        local = hosts_of(host, port) if is_loopback(host) else None
+        page = in_a_loop(lambda: build_page(world).queue(max_size=WAITING, api_open=False))
+        launch = partial(
+            page.launch,
+            server_name=shown, server_port=port, auth=login, share=False, quiet=True, inbrowser=False,
+            prevent_thread_lock=True, max_threads=WAITING, show_error=False, footer_links=[],
+            run_history=False, allowed_paths=[], enable_monitoring=False, ssr_mode=False, pwa=False,
+            mcp_server=False, max_file_size=0, state_session_capacity=SESSIONS, theme=theme(), css=style(),
+            head=HEAD, app_kwargs={"middleware": [Middleware(Guard, hosts=local)]},
+        )  # fmt: skip
         try:
-            page.launch(
-                server_name=host, server_port=port, auth=login, share=False, quiet=True, inbrowser=False,
-                prevent_thread_lock=True, max_threads=WAITING, show_error=False, footer_links=[],
-                run_history=False, allowed_paths=[], enable_monitoring=False, ssr_mode=False, pwa=False,
-                mcp_server=False, max_file_size=0, state_session_capacity=SESSIONS, theme=theme(), css=style(),
-                head=HEAD, app_kwargs={"middleware": [Middleware(Guard, hosts=local)]},
-            )  # fmt: skip
-            shown = f"[{host}]" if ":" in host else host
+            check_free(host, port)  # again: opening a model takes a while
+            in_a_loop(launch)
             yield f"http://{shown}:{port}"
         finally:
-            page.close(verbose=False)
+            close(page)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def in_a_loop(work: Callable[[], Any]) -> Any:
+    """The same work; where no event loop is running gradio would make some and never close them."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+
+        async def run() -> Any:
+            return work()
+
+        return asyncio.run(run())
+    return work()
+
+
+def close(page: Any) -> None:
+    """Until the server has ended. gradio waits for visitors who are still connected, but not for long."""
+    page.close(verbose=False)
+    if (server := getattr(page, "server", None)) is not None and server.thread.is_alive():
+        server.should_exit = server.force_exit = True
+        server.thread.join()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from diti.representation.models.axis_names import AxisName
 from diti.representation.models.decoding import DecodingModel
 
 SIDES = ("like", "unlike")  # of examples
-KEPT = 24  # inverted images of a visitor; the one not used for longest makes room
+KEPT = 24  # inverted images of a visitor; the least recently used makes room
 MOST_EXAMPLES = 24  # of each side
 PREVIEW_STEPS, FULL_STEPS = 6, 25  # decoding; an image is inverted once, with the latter
 

@@ -28,14 +28,14 @@ _DATA_URL = re.compile(r"data:[\w./+-]{0,100};base64,")
 
 
 def read_upload(sent: Any, size: int) -> np.ndarray:
-    """uint8 (size, size, 3) of what the page sent; InputError with a friendly line for all that is no picture."""
+    """uint8 (size, size, 3) of what the page sent; InputError with a friendly line for anything but a picture."""
     return decoded(contents(sent), size)
 
 
 def contents(sent: Any) -> bytes:
     """The bytes of the file, of a data URL."""
     if not isinstance(sent, dict) or not isinstance(sent.get("data", ""), str):
-        raise InputError("This was no upload; please choose a picture.")
+        raise InputError("This was not an upload; please choose a picture.")
     url = sent.get("data", "")
     if not url or len(url) > MOST_BYTES * 4 / 3 + 200:  # the page sends no contents of a file that is too large
         raise InputError(f"This file is too large; please choose a picture of at most {MOST_BYTES // 2**20} MB.")
@@ -47,7 +47,7 @@ def contents(sent: Any) -> bytes:
 
 
 def decoded(data: bytes, size: int) -> np.ndarray:
-    """uint8 (size, size, 3): its head is read first, and only a picture of a bearable size is decoded.
+    """uint8 (size, size, 3): its head is read first, and only a picture of acceptable size is decoded.
 
     Pillow knows many more kinds of files, some of which it hands to other programs; those are not opened.
     """

@@ -1,6 +1,6 @@
 """What all visitors share: the model, the data, and what was measured on them; nothing that a visitor gave.
 
-Letters: N images, D dims of z, K subsets, A attributes.
+Notation: N images, D dims of z, K subsets, A attributes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from diti.edit.directions import (
 )
 from diti.edit.interpolate import cut_of
 from diti.edit.select import fit_linear
-from diti.explore.axes import extremes, removed_by
-from diti.probe.matrix import SubsetMatrix, subset_matrix
-from diti.probe.task import Splits
+from diti.exploring.axes import extremes, removed_by
+from diti.probes.matrix import SubsetMatrix, subset_matrix
+from diti.probes.task import Splits
+from diti.representation.checks import LossCurves, loss_curves
 from diti.representation.features import encode_dataset
-from diti.representation.methods.checks import LossCurves, loss_curves
-from diti.representation.models.axis_names import AxisName, named, write_names
+from diti.representation.models.axis_names import AxisName, with_name, write_names
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.diffusion import DiffusionModel, DiTi
 from diti.representation.models.loading import load_with_decoder
@@ -72,7 +72,7 @@ class World:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Network calls of a preview and of the full result; one number where decoding takes one go anyway."""
+        """Network calls of a preview and of the full result; one number where decoding takes one step anyway."""
         return (PREVIEW_STEPS, FULL_STEPS) if isinstance(self.model, DiffusionModel) else (FULL_STEPS,)
 
     @property
@@ -95,7 +95,7 @@ class World:
         return np.sort(numpy_generator(0, "studio").permutation(count)[:SHOWN])
 
     def pixels(self, row: object) -> np.ndarray:
-        """uint8 (H, W, 3) of a row that a page named; whatever is no row is refused."""
+        """uint8 (H, W, 3) of a row that a page named; anything else is refused."""
         dataset = self.data()
         if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(dataset):
             raise InputError("There is no such picture.")
@@ -217,7 +217,7 @@ class World:
     def name(self, own: dict[int, AxisName], axis: int, name: str, other_end: str) -> bool:
         """Name an axis in the model folder, or for this visit where the folder is not ours to change."""
         with self.lock:
-            names = named({**self.model.axis_names, **own}, self.model.dims, axis, name, other_end)
+            names = with_name({**self.model.axis_names, **own}, self.model.dims, axis, name, other_end)
             if not may_keep(self.folder):
                 own[axis] = names[axis]
                 return False
@@ -254,7 +254,7 @@ def _own_data(folder: Path, size: int) -> Dataset | None:
 
 
 def _named_data(path: Path) -> str:
-    """The data that a config names; the empty word where it names none that can be read."""
+    """The data that a config names; empty where it names none that can be read."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

@@ -1,15 +1,15 @@
-"""The file of a sweep: what all runs share, and what each has of its own.
+"""The file of a sweep: what all runs share, and how each differs.
 
 Only `data`, `backbone` (for methods that need one) and `runs` are required:
 
     verb: train                   # or solve
-    preset: toyfaces32            # what all settings of trainings start from
+    preset: toyfaces32            # where the settings of trainings start from
     data: toyfaces:60000
     backbone: toyfaces32
     settings: {images: 100000}    # over the preset, for all runs
     seeds: [0, 1, 2]              # every run is made with each
     grid: {subsets: [4, 8]}       # every run is made with each value (with several keys: each combination)
-    runs:                         # name: what this run has of its own
+    runs:                         # name: the settings of this run alone
       diti: {}
       diti-detach: {detach: true}
 
@@ -20,7 +20,6 @@ diti-subsets-4-s0.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -28,10 +27,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from diti.config import SolveConfig, TrainConfig, differences, from_mapping
+from diti.config import SolveConfig, TrainConfig
 from diti.core.errors import InputError, nearest
+from diti.core.settings import differences, from_options, sections
 
-PLANS, LOGS = "plan", "logs"  # folders beside the runs
+LOGS = "logs"  # folder beside the runs
 AT_THE_TOP = {"seed": "list them at the top as seeds: [0, 1]", "preset": "name it at the top"}
 Config = TypeVar("Config", TrainConfig, SolveConfig)
 
@@ -53,7 +53,7 @@ class SweepFile:
 def runs_of(
     file: SweepFile, base: Config, where: str, completed: Callable[[Config], Config] = lambda config: config
 ) -> dict[str, Config]:
-    """By name; settings, grid, run and seed, each over the one before and all over `base`, then `completed`."""
+    """By name; settings, grid, run and seed, each overriding the one before and all `base`, then `completed`."""
     if not file.seeds:
         raise InputError(f"{where}: seeds is empty; write at least one, such as [0]")
     base = _over(base, _flat(base, file.settings, f"{where}: settings"), f"{where}: settings")
@@ -88,7 +88,7 @@ class Runs(Generic[Config]):
             raise InputError("the sweep has no runs; name at least one, such as runs: {diti: {method: diti}}")
         equal: dict[Config, str] = {}
         for name, config in self.runs.items():
-            if not re.fullmatch(r"\w[\w.-]*", name) or name in (PLANS, LOGS):
+            if not re.fullmatch(r"\w[\w.-]*", name) or name == LOGS:
                 raise InputError(f"a run cannot be called {name!r}; use letters, digits, '.', '-' and '_'")
             with naming(f"run {name}"):
                 needed = self.needed(config)
@@ -98,7 +98,7 @@ class Runs(Generic[Config]):
                 raise InputError(f"the runs {other} and {name} would compute the same; remove one of them")
 
     def needed(self, config: Config) -> tuple[str, ...]:
-        """What a run cannot do without."""
+        """What a run must have."""
         return ("data", "backbone")
 
     def computed(self, config: Config) -> Config:
@@ -107,7 +107,7 @@ class Runs(Generic[Config]):
 
     @property
     def data(self) -> str:
-        """Of the first run."""
+        """The one of the first run."""
         return next(iter(self.runs.values())).data
 
 
@@ -119,35 +119,25 @@ def varied(runs: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Put the place before complaints that do not name it, such as that of a value out of range."""
+    """Put the place before messages that do not name it, such as one about a value out of range."""
     try:
         yield
     except InputError as error:
         raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
 
 
-def _sections(default: TrainConfig | SolveConfig) -> dict[str, str]:
-    """Plain name of a setting → the section of config.yaml that holds it; empty for the outermost."""
-    found: dict[str, str] = {}
-    for item in dataclasses.fields(default):
-        section = getattr(default, item.name)
-        inner = dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()
-        found |= {i.name: item.name for i in inner} if inner else {item.name: ""}
-    return found
-
-
 def _flat(base: TrainConfig | SolveConfig, values: Any, where: str) -> dict[str, Any]:
     """Settings by their plain names, from plain or nested ones; each once."""
     if not isinstance(values, dict):
         raise InputError(f"{where} must be a mapping of settings, got {values!r}")
-    sections = _sections(base)
+    places = sections(base.fitted_to(values))
     pairs: list[tuple[Any, Any]] = []
     for key, value in values.items():
-        inner = [name for name, section in sections.items() if section and section == key]
+        inner = [name for name, section in places.items() if section and section == key]
         if inner and isinstance(value, dict):
             pairs += [(_known(name, inner, f"{where}: {key}"), item) for name, item in value.items()]
         else:
-            pairs.append((_known(key, sections, where), value))
+            pairs.append((_known(key, places, where), value))
     for key, _ in pairs:
         if sum(key == other for other, _ in pairs) > 1:
             raise InputError(f"{where}: {key} is given twice; remove one of them")
@@ -155,9 +145,9 @@ def _flat(base: TrainConfig | SolveConfig, values: Any, where: str) -> dict[str,
 
 
 def _known(key: Any, allowed: Mapping[str, str] | list[str], where: str) -> str:
-    """The key, if it is a setting that may stand here."""
+    """The key, if it is a setting that is allowed here."""
     if key in AT_THE_TOP:
-        raise InputError(f"{where}: {key} cannot stand here; {AT_THE_TOP[key]}")
+        raise InputError(f"{where}: {key} is not allowed here; {AT_THE_TOP[key]}")
     if key not in allowed:
         valid = [name for name in allowed if name not in AT_THE_TOP]
         raise InputError(f"{where}: unknown setting {key!r}; valid: {', '.join(valid)}.{nearest(str(key), valid)}")
@@ -166,18 +156,14 @@ def _known(key: Any, allowed: Mapping[str, str] | list[str], where: str) -> str:
 
 def _over(base: Config, flat: dict[str, Any], where: str) -> Config:
     """`base` with settings given by their plain names, checked as a YAML file of settings is."""
-    nested: dict[str, Any] = {}
-    for key, value in flat.items():
-        section = _sections(base)[key]
-        (nested.setdefault(section, {}) if section else nested)[key] = value
     with naming(where):
-        return from_mapping(base, nested, where)
+        return from_options(base, flat, where)
 
 
 def _cells(base: TrainConfig | SolveConfig, grid: dict, where: str) -> list[dict[str, Any]]:
     """All combinations of the values of the grid; one empty cell without a grid."""
     for key, values in grid.items():
-        _known(key, _sections(base), where)
+        _known(key, sections(base), where)
         if not isinstance(values, list) or not values:
             raise InputError(f"{where}: {key} must be a list of at least one value, got {values!r}")
     return [dict(zip(grid, combination, strict=True)) for combination in itertools.product(*grid.values())]

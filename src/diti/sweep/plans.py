@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from diti.config import from_mapping, load_yaml
+from diti.core.settings import from_mapping, load_yaml
 from diti.sweep.file import SweepFile
 from diti.sweep.solutions import Solutions, check_solutions, plan_solutions, run_solutions
 from diti.sweep.trainings import Plan, check_trainings, plan_trainings, run_trainings
@@ -18,7 +18,7 @@ def read_plan(path: Path) -> Plan | Solutions:
 
 
 def plan_from(mapping: Mapping[str, Any], where: str) -> Plan | Solutions:
-    """The plan of a mapping as a sweep file holds it; `where` names it in complaints."""
+    """The plan of a mapping as a sweep file holds it; `where` names it in messages."""
     return _plan(from_mapping(SweepFile(), dict(mapping), where), where)
 
 
@@ -27,7 +27,7 @@ def _plan(file: SweepFile, where: str) -> Plan | Solutions:
 
 
 def check_sweep(plan: Plan | Solutions, out: Path, jobs: int | None) -> None:
-    """InputError for whatever can be told before the first second of work."""
+    """InputError for whatever can be checked before the work starts."""
     if isinstance(plan, Solutions):
         check_solutions(plan, out, jobs)
     else:
@@ -37,7 +37,7 @@ def check_sweep(plan: Plan | Solutions, out: Path, jobs: int | None) -> None:
 def run_sweep(
     plan: Plan | Solutions, out: Path, jobs: int | None = None, begun: Callable[[], None] = lambda: None
 ) -> list[Path]:
-    """Make what is not there yet; returns the folders of all runs in order. `begun`: once all is checked."""
+    """Make what does not exist yet; returns the folders of all runs in order. `begun`: called after all checks."""
     if isinstance(plan, Solutions):
         return run_solutions(plan, out, jobs, begun)
     return run_trainings(plan, out, jobs, begun)

@@ -1,4 +1,4 @@
-"""A sweep of solutions: those that ask the same of the images share one pass over them."""
+"""A sweep of solutions: those that need the same from the images share one pass over them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def plan_solutions(file: SweepFile, where: str) -> Solutions:
 
 
 def check_solutions(plan: Solutions, out: Path, jobs: int | None) -> None:
-    """InputError for whatever can be told before the first second of work."""
+    """InputError for whatever can be checked before the work starts."""
     from diti.diffusion.backbone import load_backbone
     from diti.representation.solve.run import validate
 

@@ -1,8 +1,8 @@
-"""A sweep of trainings, side by side.
+"""A sweep of trainings, in parallel.
 
-DIR then holds a folder per run as `diti train` writes it, plan/NAME.yaml (the resolved settings of each, with
-log_images lowered where the bar needs it) and logs/NAME.txt (what each printed). Every training is a process
-of its own with one thread, so that the result does not depend on how many run side by side.
+DIR then holds a folder per run as `diti train` writes it (with log_images lowered where the bar needs it) and
+logs/NAME.txt (what each printed). Every training is a process of its own with one thread, so that the result does
+not depend on how many run in parallel.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from diti.config import DEFAULT_PRESET, TrainConfig, differences, load_yaml, resolve, to_yaml
+from diti.config import DEFAULT_PRESET, TrainConfig
 from diti.core.errors import InputError
-from diti.core.jobs import Child, Job, lanes, run_jobs
+from diti.core.jobs import Child, Job, run_jobs, usual_jobs
 from diti.core.progress import progress_bar
-from diti.core.runs import RunFolder, read_json, write_text
+from diti.core.runs import RunFolder, read_json
+from diti.core.settings import differences, load_yaml
 from diti.presets import preset, train_preset
-from diti.representation.methods.registry import effective, find_method
-from diti.sweep.file import LOGS, PLANS, Runs, SweepFile, naming, runs_of
+from diti.representation.registry import find_method
+from diti.representation.settings import effective, resolve
+from diti.sweep.file import LOGS, Runs, SweepFile, naming, runs_of
 
 if TYPE_CHECKING:
     from diti.diffusion.backbone import Backbone
@@ -46,7 +49,7 @@ class Plan(Runs[TrainConfig]):
 
     @property
     def images(self) -> int:
-        """Images seen by all runs together, but for those that are given minutes."""
+        """Images seen by all runs together, except those with a length in minutes."""
         lengths = [config.training for config in self.runs.values()]
         return sum(length.images for length in lengths if length.minutes is None)
 
@@ -73,7 +76,7 @@ def plan_trainings(file: SweepFile, where: str) -> Plan:
 
 
 def _with_lively_log(config: TrainConfig) -> TrainConfig:
-    """Lines of the log often enough to follow the run by them, which changes nothing of the result."""
+    """Log lines often enough to follow the run, which does not change the result."""
     length = config.training
     often = max(length.train_batch_size, length.images // LOG_LINES)
     length = dataclasses.replace(length, log_images=min(length.log_images, often))
@@ -81,7 +84,7 @@ def _with_lively_log(config: TrainConfig) -> TrainConfig:
 
 
 def check_plan(plan: Plan) -> dict[str, Backbone]:
-    """Build the networks of every run once, so that none fails later for its settings; the backbones by name."""
+    """Build the networks of every run once, so that no settings fail later; the backbones by name."""
     from diti.diffusion.backbone import load_backbone
 
     different = {  # apart from the seed
@@ -105,7 +108,7 @@ def _check_buildable(config: TrainConfig, backbone: Backbone | None) -> None:
 
 
 def check_trainings(plan: Plan, out: Path, jobs: int | None) -> dict[str, Backbone]:
-    """InputError for whatever can be told before the first second of work; the backbones by name."""
+    """InputError for whatever can be checked before the work starts; the backbones by name."""
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs is {jobs}; it must be at least 1")
     if out.exists() and not out.is_dir():
@@ -141,11 +144,12 @@ def _image_size(config: TrainConfig, backbone: Backbone | None) -> int:
 
 def prepare_data(plan: Plan, backbones: Mapping[str, Backbone]) -> None:
     """Prepare what is not a dataset folder yet into the cache, before several runs would do it at once."""
+    from diti.data.prepared import require_training_images
     from diti.data.sources import open_data
 
     for config in {(c.data, c.backbone): c for c in plan.runs.values()}.values():
         backbone = backbones.get(config.backbone)
-        dataset = open_data(config.data, _image_size(config, backbone))
+        dataset = require_training_images(open_data(config.data, _image_size(config, backbone)))
         if backbone:
             backbone.require_size(dataset.size)
 
@@ -153,7 +157,7 @@ def prepare_data(plan: Plan, backbones: Mapping[str, Backbone]) -> None:
 def run_trainings(
     plan: Plan, out: Path, jobs: int | None = None, begun: Callable[[], None] = lambda: None
 ) -> list[Path]:
-    """Train what is not done yet, `jobs` runs side by side; returns the folders of all runs in order.
+    """Train what is not done yet, `jobs` runs in parallel; returns the folders of all runs in order.
 
     By default as many as there are cores, or one where there is a GPU. A run that fails does not stop the others.
     `begun` is called once everything is checked.
@@ -168,7 +172,7 @@ def run_trainings(
         faults: dict[str, str] = {}
         if todo:
             prepare_data(Plan({name: plan.runs[name] for name in todo}), backbones)
-            jobs = jobs or lanes()
+            jobs = jobs or usual_jobs()
             print(f"{len(todo)} of {len(plan.runs)} runs to train, {jobs} at a time; their output: {out / LOGS}")
             faults = _train_all(plan, todo, out, jobs)
         _print_outcome(plan, todo, faults, out)
@@ -197,7 +201,7 @@ def _is_done(folder: Path, config: TrainConfig) -> bool:
 
 
 def _saved(folder: Path, config: TrainConfig) -> int:
-    """Where a stopped run will continue, images; of one that is given minutes nobody can tell before."""
+    """Where a stopped run will continue, images; 0 for one with a length in minutes, where it is unknown."""
     if config.training.minutes is not None:
         return 0
     return max((int(p.name) for p in (folder / "state").glob("*") if p.name.isdigit()), default=0)
@@ -227,29 +231,23 @@ def _train_all(plan: Plan, todo: list[str], out: Path, jobs: int) -> dict[str, s
 
 
 def plan_jobs(plan: Plan, todo: Sequence[str], out: Path) -> list[Job]:
-    """`diti train` for each of these runs, with the settings of its file in plan/, which is written here."""
-    from diti.verbs.making import Train
+    """The training of each of these runs."""
+    from diti.representation.train import train_model
 
-    jobs = []
-    for name in todo:
-        settings = _with_lively_log(plan.runs[name])
-        write_text(file := out / PLANS / f"{name}.yaml", to_yaml(settings))
-        command = Train(out=out / name, settings=settings, config=file)
-        told_by_file = Train(out=out / name, settings=settings)
-        jobs.append(Job(name, command, out / LOGS / f"{name}.txt", told_by_file))
-    return jobs
+    calls = {name: partial(train_model, _with_lively_log(plan.runs[name]), out / name) for name in todo}
+    return [Job(name, call, out / LOGS / f"{name}.txt") for name, call in calls.items()]
 
 
 def _length(config: TrainConfig) -> int:
-    """What the bar counts of a run: its images, or seconds where it is given minutes."""
+    """What the bar counts for a run: its images, or seconds where its length is in minutes."""
     length = config.training
     return length.images if length.minutes is None else round(60 * length.minutes)
 
 
 def _progress_of(child: Child, folder: Path, config: TrainConfig, before: int) -> int:
-    """Images seen by the log, once this process wrote to it: until then it may tell of a run that was killed.
+    """Images seen according to the log, once this process wrote to it: before, it may describe a killed run.
 
-    Seconds of a run that is given minutes.
+    Seconds for a run with a length in minutes.
     """
     if config.training.minutes is not None:
         return before if child.ended and child.fault else round(time.time() - child.began)
@@ -262,7 +260,7 @@ def _fault(child: Child, folder: Path, config: TrainConfig) -> str:
     """Why the run that ended failed; empty when it is done."""
     if child.fault or _is_done(folder, config):
         return child.fault
-    return f"{folder} is not complete although the training ended well"
+    return f"{folder} is not complete although the training succeeded"
 
 
 def _print_outcome(plan: Plan, todo: list[str], faults: dict[str, str], out: Path) -> None:
@@ -276,6 +274,6 @@ def _print_outcome(plan: Plan, todo: list[str], faults: dict[str, str], out: Pat
 
 
 def told_of(folder: Path) -> str:
-    """What a run that is done found, in a few words."""
+    """What a finished run found, in a few words."""
     facts = read_json(folder / "checks.json")
     return ", ".join(f"{key.replace('_', ' ')} {facts[key]:.3g}" for key in TOLD if key in facts)

@@ -1,6 +1,6 @@
 """The verbs: each is a record of its options with a `run` that calls one function of the package.
 
-Heavy imports happen inside `run`, so that help and complaints come at once.
+Heavy imports happen inside `run`, so that help and errors come at once.
 """
 
 from __future__ import annotations

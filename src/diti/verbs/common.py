@@ -7,13 +7,15 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import tyro
 
-from diti.config import PretrainConfig, SolveConfig, TrainConfig, to_yaml
+from diti.config import PretrainConfig, SolveConfig, TrainConfig
 from diti.core.errors import InputError
+from diti.core.settings import to_yaml
 
 Name = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -44,6 +46,11 @@ def require(settings: PretrainConfig | SolveConfig | TrainConfig, *required: str
 def show(settings: PretrainConfig | SolveConfig | TrainConfig, idle: Sequence[str] = ()) -> None:
     """Print the resolved settings, but `idle` ones."""
     print_once(to_yaml(settings, idle), end="")
+
+
+def options_of(verb: Any) -> dict[str, Any]:
+    """The options of a verb by name, for the function of that name."""
+    return {item.name: getattr(verb, item.name) for item in fields(verb)}
 
 
 def print_once(text: str, end: str = "\n") -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from diti.core.errors import InputError
+from diti.core.ranges import Count, Seed
 from diti.verbs.common import CommaList, File, Model, Name, Number, Overwrite, Picture, next_command, numbers
 
-Count = Annotated[int, tyro.conf.arg(aliases=["-n"])]
+HowMany = Annotated[int, tyro.conf.arg(aliases=["-n"])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Interpolate:
     frames: File = None  # also write every image to this folder
     animate: File = None  # also write an animation, .gif or .webp
     sampling_steps: int = 25  # network calls from image to noise, and back
-    seed: int = 0
+    seed: Seed = 0
     overwrite: Overwrite = False
 
     def run(self) -> None:
@@ -49,14 +50,14 @@ class Interpolate:
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """Join two images by level: the fine things of one with the coarse things, light and layout, of the other."""
+    """Join two images by level: fine details of one with coarse features, light and layout, of the other."""
 
     model: Model  # model folder, shipped name or hub id
     first: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="A")]  # image file
     second: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="B")]  # image file
-    fine: Literal["A", "B"] = "A"  # whose fine things: the first third of the subsets
+    fine: Literal["A", "B"] = "A"  # whose fine details: the first third of the subsets
     middle: Literal["A", "B"] = "A"  # whose middle third
-    coarse: Literal["A", "B"] = "B"  # whose coarse things: the last third
+    coarse: Literal["A", "B"] = "B"  # whose coarse features: the last third
     out: Path = Path("mix.png")  # picture to write: A, B and the mix
     sampling_steps: int = 25  # network calls from image to noise, and back
     overwrite: Overwrite = False
@@ -97,10 +98,11 @@ class Manipulate:
     masked: bool = True  # at each time-step only the subsets up to it enter, as in training
     stop_guidance: float = 0.0  # share of the last steps, such as 0.3, left to the frozen model alone
     sampling_steps: int = 25  # network calls from image to noise, and back
-    seed: int = 0
+    seed: Seed = 0
     overwrite: Overwrite = False
 
     def run(self) -> None:
+        self._refuse_idle()
         if self.axis:
             self._along_axes()
             return
@@ -123,13 +125,27 @@ class Manipulate:
     def _along_axes(self) -> None:
         from diti.edit.axes import move_axes_files
 
-        if self.attribute or self.data or self.like or self.unlike:
-            raise InputError("--axis moves along axes alone; leave --attribute, --data, --like and --unlike out")
         lines = move_axes_files(
             self.model, self.image, self.axis.split(","), numbers("--scale", self.scale or "-3,-2,-1,1,2,3"),
             self.out, masked=self.masked, sampling_steps=self.sampling_steps, overwrite=self.overwrite,
         )  # fmt: skip
         print("\n".join(lines))
+
+    def _refuse_idle(self) -> None:
+        """InputError for options that would change nothing beside the others."""
+        if self.axis:
+            reason = "--axis moves along axes alone"
+            idle = "attribute data like unlike subset save_as dims selection along stop_guidance"
+        elif self.like:
+            reason, idle = "--like makes a direction from the examples alone", "selection"
+        elif self.data is not None:
+            reason, idle = "--attribute learns from labels, in the whole code", "subset"
+        else:
+            reason, idle = "--attribute without --data takes a direction as it was kept", "subset dims selection"
+        default = {field.name: field.default for field in fields(self)}
+        given = [f"--{name.replace('_', '-')}" for name in idle.split() if getattr(self, name) != default[name]]
+        if given and (self.axis or self.like or self.attribute):
+            raise InputError(f"{reason}; leave {', '.join(given)} out")
 
 
 def files(text: str) -> tuple[Path, ...]:
@@ -142,10 +158,10 @@ class Sample:
     """Draw new images: through a model's own latent (see train-latent), or from a backbone."""
 
     model: Model  # model or backbone folder, shipped name or hub id
-    count: Count = 16  # how many images
+    count: HowMany = 16  # how many images
     out: Path = Path("samples.png")  # picture to write
     sampling_steps: int = 25  # network calls per image
-    seed: int = 0
+    seed: Seed = 0
     overwrite: Overwrite = False
 
     def run(self) -> None:
@@ -164,10 +180,10 @@ class Vary:
 
     model: Model  # model folder, shipped name or hub id
     image: Picture
-    count: Count = 8  # how many variations
+    count: HowMany = 8  # how many variations
     out: Path = Path("variations.png")  # picture to write
     sampling_steps: int = 25  # network calls per image
-    seed: int = 0
+    seed: Seed = 0
     overwrite: Overwrite = False
 
     def run(self) -> None:
@@ -186,8 +202,8 @@ class TrainLatent:
 
     model: Model  # model folder; what is learned is kept in it
     data: str  # the images the model was trained on
-    codes: int = 600_000  # length, codes seen; the default takes a few minutes
-    seed: int = 0
+    codes: Count = 600_000  # length, codes seen; the default takes a few minutes
+    seed: Seed = 0
 
     def run(self) -> None:
         from diti.representation.train_latent import fit_latent
@@ -195,7 +211,7 @@ class TrainLatent:
         facts = fit_latent(self.model, self.data, codes_seen=self.codes, seed=self.seed)
         if facts:
             print(
-                f"a classifier tells drawn codes from real ones with AUROC {facts['auroc']:.2f} (0.5: not), "
-                f"those of a Gaussian with {facts['auroc_gaussian']:.2f}\nwrote {self.model}/latent"
+                f"a classifier tells drawn codes from real ones with AUROC {facts['auroc']:.2f} (0.5: "
+                f"not at all), those of a Gaussian with {facts['auroc_gaussian']:.2f}\nwrote {self.model}/latent"
             )
         next_command("sample", self.model, "-n", 32, "--out", "samples.png")

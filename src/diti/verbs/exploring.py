@@ -8,7 +8,11 @@ from typing import Annotated
 
 import tyro
 
-from diti.verbs.common import CommaList, Model, Number, Overwrite, next_command
+from diti.core.errors import InputError
+from diti.core.ranges import Range, Seed
+from diti.verbs.common import CommaList, Model, Number, Overwrite, next_command, options_of
+
+SHEET = Range(1, 10_000)  # images on one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,36 +22,36 @@ class Explore:
     model: Model  # model folder, shipped name or hub id
     data: str  # images, with or without labels: whatever --data accepts elsewhere
     out: Path = Path("explored")  # folder for index.html, explore.json and a picture per axis
-    axes: int = 3  # of each subset the axes that remove most of the loss
-    faces: int = 3  # images that are pushed along each axis
+    axes: Annotated[int, *Range(1, 1_000)] = 3  # axes per subset, those that remove most of the loss
+    faces: Annotated[int, *Range(1, 64)] = 3  # images that are pushed along each axis
     sampling_steps: int = 15  # network calls per image
-    seed: int = 0
+    seed: Seed = 0
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        from diti.explore.page import explore_verb
+        from diti.exploring.page import explore
 
-        explored = explore_verb(
-            self.model, self.data, self.out, axes=self.axes, faces=self.faces, sampling_steps=self.sampling_steps,
-            seed=self.seed, overwrite=self.overwrite,
-        )  # fmt: skip
-        print(f"the page: {explored.page}")
+        print(f"the page: {explore(**options_of(self)).page}")
         next_command("encode", self.model, self.data, "--out", "features.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NameAxis:
-    """Name an axis of the code: the name then stands in tables, pages and commands."""
+    """Name an axis of the code: the name then appears in tables, pages and commands."""
 
     model: Model  # model folder
-    axis: Annotated[tyro.conf.Positional[int], tyro.conf.arg(metavar="AXIS")]  # its number, as in z037
+    axis: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="AXIS")]  # its number: 37, or z037
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]  # of what grows along it: beard
     negative: str = ""  # of what is at its other end: clean-shaven
 
     def run(self) -> None:
-        from diti.explore.name import name_axis
+        from diti.exploring.name import name_axis
+        from diti.representation.models.axis_names import axis_number
 
-        print(f"axis {self.axis} is now {name_axis(self.model, self.axis, self.name, self.negative)}")
+        axis = axis_number(self.axis)
+        if axis is None:
+            raise InputError(f"AXIS {self.axis!r} is not the number of an axis; write it as 37 or z037")
+        print(f"axis {axis} is now {name_axis(self.model, axis, self.name, self.negative)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,19 +61,16 @@ class Search:
     model: Model  # model folder, shipped name or hub id
     image: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="IMAGE")] = None  # to search for
     data: str  # images to search in: whatever --data accepts elsewhere
-    subset: CommaList = "all"  # where to be near: all, fine, coarse, early, middle, late, I, I:J, or a named axis
-    count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 24  # images to find
-    odd: Number = None
-    """Find so many odd images instead: those that z explains least, or, in chosen subsets and of models without a
-    frozen diffusion model, those whose codes lie farthest out."""
+    subset: CommaList = "all"
+    """Where to be near: all, fine, coarse, early, middle, late, I, I:J, or an axis by its name or as z037."""
+    count: Annotated[Number, *SHEET, tyro.conf.arg(aliases=["-n"])] = None  # images to find; by default 24
+    odd: Annotated[Number, *SHEET] = None
+    """Find this many odd images instead: those that z explains least, or, in chosen subsets and for models without
+    a frozen diffusion model, those whose codes lie farthest out."""
     out: Path = Path("found.png")  # sheet to write; a JSON file stands beside it
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        from diti.explore.search import search
+        from diti.exploring.search import search
 
-        lines = search(
-            self.model, self.data, self.out, image=self.image, odd=self.odd, count=self.count, subset=self.subset,
-            overwrite=self.overwrite,
-        )  # fmt: skip
-        print("\n".join(lines))
+        print("\n".join(search(**options_of(self)).told))

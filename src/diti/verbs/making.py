@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from diti.config import COUNT, PretrainConfig, SolveConfig, TrainConfig, check_number, resolve
+from diti.config import PretrainConfig, SolveConfig, TrainConfig
 from diti.core.errors import InputError
+from diti.core.ranges import COUNT, SIDES
 from diti.presets import PRESETS
 from diti.verbs.common import (
     File,
@@ -32,17 +34,15 @@ class Demo:
     out: File = None  # folder for all of it; by default runs/demo, runs/demo-quick or runs/demo-full
     quick: bool = False  # two minutes, rough numbers
     full: bool = False  # three seeds each, with intervals over seeds
-    train: bool = False  # also train both on from their solutions, and tell what that adds
-    faces: Number = None  # number of toy faces, instead of the length's own
-    images: Number = None  # with --train: images that each training sees, instead of 40,000
+    train: bool = False  # also train both on from their solutions, and show what that adds
+    faces: Number = None  # number of toy faces, instead of the usual number
+    images: Annotated[Number, *COUNT] = None  # with --train: images that each training sees, instead of 40,000
 
     def run(self) -> None:
         from diti.demo import TRAINED, choose_length, run_demo
 
-        if self.images is not None:
-            check_number("images", self.images, COUNT)
-            if not self.train:
-                raise InputError("--images is the length of the trainings; give --train too, or leave it out")
+        if self.images is not None and not self.train:
+            raise InputError("--images is the length of the trainings; give --train too, or leave it out")
         trained = (self.images or TRAINED) if self.train else 0
         name, length = choose_length(self.quick, self.full, self.faces, trained)
         out = self.out or Path("runs", name)
@@ -102,9 +102,9 @@ class Pretrain:
         if self.dry_run:
             show(self.settings)
             return
-        from diti.diffusion.pretrain import pretrain
+        from diti.diffusion.pretrain import pretrain_backbone
 
-        pretrain(self.settings, self.out, begun=lambda: show(self.settings))
+        pretrain_backbone(self.settings, self.out, begun=lambda: show(self.settings))
         next_command("solve", "--data", self.settings.data, "--backbone", self.out, "--out", "runs/model")
 
 
@@ -144,22 +144,24 @@ class Train:
     @classmethod
     def description(cls) -> str:
         """For --help."""
-        from diti.representation.methods.registry import known_methods
+        from diti.representation.registry import known_methods
 
         methods = "\n".join(f"  {name:<8} {about}" for name, about in known_methods().items())
         return f"{cls.__doc__}\n\nMethods:\n{methods}"
 
     def run(self) -> None:
-        from diti.representation.methods.registry import find_method, idle_settings
+        from diti.representation.registry import find_method
+        from diti.representation.settings import idle_settings, resolve
 
+        require(self.settings, "data")
         method = find_method(self.settings.method)
         settings = resolve(self.settings)
         if method.wants_backbone(settings) and not method.needs_backbone and not settings.backbone:
             raise InputError(
-                f"--backbone is missing, of which --encoder {settings.code.encoder} is made; "
+                f"--backbone is missing, and --encoder {settings.code.encoder} is made from it; "
                 "name a folder, a hub id, or toyfaces32, or use --encoder residual"
             )
-        require(settings, *(("data", "backbone") if method.needs_backbone else ("data",)))
+        require(settings, *(["backbone"] if method.needs_backbone else []))
         idle = idle_settings(method.name)
         if self.dry_run:
             show(settings, idle)
@@ -182,7 +184,7 @@ class Convert:
 
     src: Given  # folder with config.yml and checkpoint, a .pt file, a diffusers folder, or a hub id
     out: Path  # folder to write: a backbone, or a model where the files hold an encoder
-    size: Number = None  # side of the images, px; the authors' files do not always say it
+    size: Annotated[Number, *SIDES] = None  # side of the images, px; the authors' files do not always say it
     partition: Name = None  # of a trained model without a config of its run: staged, balanced
     subsets: Number = None  # K of that partition
     data: Name = None  # training images, for the mean and std of z of a trained model
@@ -223,4 +225,4 @@ class Presets:
     def run(self) -> None:
         for name, known in PRESETS.items():
             print(f"{name:<12} {known.purpose}")
-        print(f"{'auto':<12} of these the one that suits the images of --data and this machine (pretrain)")
+        print(f"{'auto':<12} the one of these that suits the images of --data and this machine (pretrain)")

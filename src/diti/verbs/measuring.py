@@ -8,14 +8,25 @@ from typing import Annotated, Literal
 
 import tyro
 
-from diti.verbs.common import CommaList, File, Model, Name, Number, Overwrite, next_command, whole_numbers
+from diti.core.ranges import NUMBER, Range, Seed
+from diti.verbs.common import (
+    CommaList,
+    File,
+    Model,
+    Name,
+    Number,
+    Overwrite,
+    next_command,
+    options_of,
+    whole_numbers,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encode:
     """Write the code z of images to a table, a row per image in the order of the input.
 
-    Of diti and pdae models also the share of each image that z explains, in the column `explained`.
+    For diti and pdae models also the share of each image that z explains, in the column `explained`.
     """
 
     model: Model  # model folder, shipped name or hub id
@@ -27,18 +38,14 @@ class Encode:
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        from diti.core.outputs import require_writable
-        from diti.representation.features import check_table_file, write_features
-        from diti.representation.models.loading import load
+        from diti.representation.features import write_features
 
-        check_table_file(self.out)
-        require_writable({"--out": [self.out]}, [self.images], overwrite=self.overwrite)
-        print(write_features(load(self.model), self.images, self.out, explained=self.explained))
+        print(write_features(**options_of(self))[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Measure what the code knows of labelled attributes: linear probes, baselines, subsets; JSON and figures."""
+    """Measure what the code knows about labelled attributes: probes, baselines, subsets; JSON and figures."""
 
     model: Model  # model folder, shipped name or hub id
     data: str  # images with attributes: whatever --data accepts elsewhere
@@ -46,27 +53,25 @@ class Probe:
     protocol: Literal["converged", "paper"] = "converged"
     """converged: L2 chosen on validation images, fitted to the optimum; paper: the authors' 15 epochs of Adam."""
     against: Name = None  # another model, or the JSON of an earlier probe, to compare attribute by attribute
-    few_shot: CommaList = ""  # z and the baselines also with only so many labels, such as 10,100,1000
+    few_shot: CommaList = ""  # z and the baselines also with only this many labels, such as 10,100,1000
     baselines: bool = True  # also probe PCA of pixels, a random encoder and PCA of the frozen backbone's features
     wide_baseline: bool = False  # also all of those features, thousands of dims: minutes
     subsets: bool = True  # also the subset × attribute matrix, and the score against the number of subsets
     disentanglement: bool = False  # also DCI, FactorVAE score, MIG, SAP, TAD, taking the attributes as factors
-    reconstruct: int = 0  # also reconstruct so many test images: MSE, PSNR, SSIM
+    reconstruct: int = 0  # also reconstruct this many test images: MSE, PSNR, SSIM
     folds: bool = False  # score every image by a k-fold, all of a person in one fold, not the test images alone
-    seed: int = 0
+    seed: Seed = 0
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        from diti.measure.probing import ProbeOptions, probe_model
-        from diti.representation.methods.registry import find_method
+        from diti.measure.probe_tables import print_probe
+        from diti.measure.probing import pictures_of, probe
+        from diti.representation.registry import find_method
 
-        options = ProbeOptions(
-            protocol=self.protocol, against=self.against, baselines=self.baselines,
-            wide_baseline=self.wide_baseline, subsets=self.subsets,
-            few_shot=tuple(whole_numbers("--few-shot", self.few_shot)), disentanglement=self.disentanglement,
-            reconstruct=self.reconstruct, folds=self.folds, seed=self.seed, overwrite=self.overwrite,
-        )  # fmt: skip
-        method = find_method(probe_model(self.model, self.data, self.out, options)["method"])
+        record = probe(**options_of(self) | {"few_shot": whole_numbers("--few-shot", self.few_shot)})
+        print_probe(record)
+        print(f"wrote {self.out} and {', '.join(path.name for path in pictures_of(record, self.out))}")
+        method = find_method(record["method"])
         if method.needs_backbone:
             next_command("analyze", self.model, "--data", self.data, "--out", "analysis")
         elif method.decodes:
@@ -83,19 +88,17 @@ class Analyze:
     data: str  # toyfaces, whose pairs are exact, or any images (then attributes need --pairs)
     out: Path = Path("analysis")  # folder for analysis.json and the figures
     pairs: File = None  # CSV or parquet of image pairs: attribute, first, second (paths beside the table)
-    count: int = 64  # pairs per attribute
-    tau: float = 0.1  # an attribute is lost from this mean error on
-    images: int = 0  # length of each training on the true factors (sufficiency), images; 0 leaves it out
-    seed: int = 0
+    count: Annotated[int, *Range(1, 10_000)] = 64  # pairs per attribute
+    tau: Annotated[float, *Range(0, 0.5, open=(0, 0.5))] = 0.1  # an attribute is lost from this mean error on
+    images: Annotated[int, *NUMBER] = 0
+    """Length of each training on the true factors (sufficiency), images; 0 leaves it out."""
+    seed: Seed = 0
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        from diti.measure.analysis import analyze
+        from diti.measure.analysis import analyze, print_record
 
-        analyze(
-            self.model, self.data, self.out, pairs=self.pairs, count=self.count, tau=self.tau, seed=self.seed,
-            images=self.images, overwrite=self.overwrite,
-        )  # fmt: skip
+        print_record(analyze(**options_of(self)), self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,17 +142,13 @@ class Counterfactuals:
     scale: float = 0.3  # strength s; the code moves by s √d standard deviations
     selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
     along: Literal["pattern", "weight"] = "pattern"  # what the code follows; weight as in the paper
-    seed: int = 0
+    seed: Seed = 0
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        from diti.measure.counterfactuals import CounterfactualOptions, measure_counterfactuals
+        from diti.measure.counterfactuals import counterfactuals, print_record
 
-        options = CounterfactualOptions(
-            images=self.images, pairs=self.pairs, dims=self.dims, scale=self.scale, selection=self.selection,
-            along=self.along, classifier_images=self.classifier_images, seed=self.seed, overwrite=self.overwrite,
-        )  # fmt: skip
-        measure_counterfactuals(self.model, self.data, self.out, options)
+        print_record(counterfactuals(**options_of(self)), self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,27 +168,13 @@ class Report:
     wide_baseline: bool = False  # also all of those features, thousands of dims: minutes
     disentanglement: bool = True  # also DCI, FactorVAE score, MIG, SAP, TAD: minutes for long codes
     paper: bool = False  # show the paper's numbers, greyed, even where the data are not the paper's
-    seed: int = 0
+    seed: Seed = 0
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        from diti.report.build import report
-        from diti.report.evidence import Effort
-        from diti.report.terminal import print_table
+        from diti.reporting.build import report
+        from diti.reporting.terminal import print_table
 
-        effort = Effort(
-            faces=self.faces, pairs=self.pairs, changes=self.changes, classifier_images=self.classifier_images,
-            baselines=self.baselines, wide_baseline=self.wide_baseline, disentanglement=self.disentanglement,
-            seed=self.seed,
-        )  # fmt: skip
-        built = report(
-            self.runs,
-            self.out,
-            data=self.data,
-            transfer=self.transfer,
-            effort=effort,
-            paper=self.paper,
-            overwrite=self.overwrite,
-        )
+        built = report(**options_of(self))
         print_table(built.tables[0])
         print("\n".join([*built.headline, f"the page: {built.page}"]))

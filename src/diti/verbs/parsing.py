@@ -14,14 +14,16 @@ from typing import Any
 
 import tyro
 
-from diti.config import DEFAULT_PRESET, SEEDS, PretrainConfig, check_number, load_yaml
+from diti.config import DEFAULT_PRESET, PretrainConfig
 from diti.core.errors import InputError, nearest
-from diti.presets import preset, train_preset
+from diti.core.ranges import check_numbers
+from diti.core.settings import load_yaml
+from diti.presets import AUTO, preset, train_preset
+from diti.representation.registry import fitted
 from diti.verbs import VERBS
 from diti.verbs.common import Verb, print_once
 
-AUTO = "auto"  # of presets: chosen by the images
-KINDS = {"INT": "a whole number", "FLOAT": "a number"}  # tyro's names for what it wants
+HELP = 8 * " "  # before the lines in which tyro explains an option that it names
 
 
 def answer(words: list[str]) -> None:
@@ -45,10 +47,7 @@ def parse(verb: str, words: list[str]) -> Verb:
     if verb in ("pretrain", "train"):
         settings = _defaults(verb, words)
         more["default"] = VERBS[verb](out=tyro.MISSING, settings=settings)
-        words = [
-            settings.preset if word == AUTO and before == "--preset" else word
-            for before, word in pairwise(["", *words])
-        ]
+        words = _with_preset(words, settings.preset)
     if hasattr(VERBS[verb], "description"):
         more["description"] = VERBS[verb].description()
     complaint = io.StringIO()
@@ -60,16 +59,15 @@ def parse(verb: str, words: list[str]) -> Verb:
             raise
         if (own := _own_complaint(stop)) is not None:  # tyro would name a section and break the line
             raise own from None
-        said = _one_line(complaint.getvalue(), words)
+        said = _one_line(complaint.getvalue())
         raise InputError(f"{said} (diti {verb} --help lists the options)") from None
-    if isinstance(seed := getattr(found, "seed", 0), int):
-        check_number("seed", seed, SEEDS)
+    check_numbers(found)
     return found
 
 
 def _checked(verb: str, words: list[str]) -> Iterator[str]:
     """The words with ~ as the user's home folder, also in --out=~/x, which shells leave as it is."""
-    for before, word in pairwise([verb, *words]):  # an empty path would be the folder one stands in
+    for before, word in pairwise([verb, *words]):  # an empty path would be the current folder
         if word == "" or re.fullmatch(r"--[\w-]+=", word):
             raise InputError(f"{word.rstrip('=') or before} is followed by an empty word; give a value there")
         try:
@@ -93,11 +91,13 @@ def _defaults(verb: str, words: list[str]) -> Any:
 
     The preset is the one typed, else the file's.
     """
-    typed, file, data = (_value_of(option, words) for option in ("--preset", "--config", "--data"))
+    options = ("--preset", "--config", "--data", "--method")
+    typed, file, data, method = (_value_of(option, words) for option in options)
 
     def start(name: str) -> Any:
         if verb == "train":
-            return train_preset(name)
+            usual = train_preset(name)
+            return fitted(usual, method or usual.method)
         return _suited(data) if name == AUTO else preset(name, also=[AUTO])
 
     settings = start(typed or DEFAULT_PRESET)
@@ -107,23 +107,29 @@ def _defaults(verb: str, words: list[str]) -> Any:
             data = data or settings.data
             settings = load_yaml(chosen := start(settings.preset), Path(file))
             settings = dataclasses.replace(settings, preset=chosen.preset)
-    return settings
+        elif typed == AUTO:  # of the two names, the one whose settings these are
+            settings = dataclasses.replace(settings, preset=named.preset)
+    return fitted(settings, method) if verb == "train" and method else settings
 
 
 def _suited(data: str | None) -> PretrainConfig:
     """What `--preset auto` stands for; it says why."""
     if not data or data.startswith("--"):
         raise InputError(f"--preset {AUTO} looks at the images: name them with --data")
-    import torch
+    from diti.diffusion.suited import suited_to
 
-    from diti.data.sources import open_data
-    from diti.diffusion.suited import suited
-
-    drawn = data.partition(":")[0] == "toyfaces"  # at any size: at that of its preset
-    dataset = open_data(data, preset(DEFAULT_PRESET).backbone.size if drawn else None)
-    settings, reason = suited(dataset.size, len(dataset.rows("train")), torch.cuda.is_available())
+    settings, reason = suited_to(data)
     print_once(reason)
     return settings
+
+
+def _with_preset(words: list[str], chosen: str) -> list[str]:
+    """The words with the preset that was chosen where they leave it open, in either spelling."""
+    known = {f"--preset={AUTO}": f"--preset={chosen}"}
+    return [
+        chosen if (before, word) == ("--preset", AUTO) else known.get(word, word)
+        for before, word in pairwise(["", *words])
+    ]
 
 
 def _value_of(option: str, words: list[str]) -> str | None:
@@ -137,52 +143,21 @@ def _value_of(option: str, words: list[str]) -> str | None:
     return found
 
 
-# ---- Complaints ---------------------------------------------------------------------------------------------
-
-
-def _one_line(box: str, words: list[str]) -> str:
-    """What tyro complains of, without its frame: the first part, and the options it thinks were meant."""
-    lines = [re.sub(r"^[│| ]+|[│| ]+$", "", line) for line in box.splitlines()[1:-1]]
-    raw = [part.strip() for part in re.split(r"[─-]{4,}", "\n".join(lines)) if part.strip()]
-    said, *more = (" ".join(part.split()) for part in raw)
-    if found := re.match(r"Missing value for argument '([^']+)'", said):
-        return f"{_typed(found[1], words)[0]} has no value; write one behind it"
-    if said.startswith("Missing"):
-        names = re.findall(r"^(?:--[\w-]+|[A-Z]{2,})", raw[0], re.MULTILINE)
-        unknown = [part.removeprefix("Unrecognized options: ") for part in more if part.startswith("Unrec")]
-        return "; ".join([f"missing: {', '.join(names)}", *(f"unknown: {word}" for word in unknown)])
-    if found := re.match(r"invalid choice .* for argument '([^']+)'\. Expected one of \((.*?),?\)\.?$", said):
-        option, value = _typed(found[1], words)
-        allowed = re.findall(r"'([^']*)'", found[2])
-        return f"{option} {value!r} is unknown; use {', '.join(allowed)}.{nearest(value, allowed)}"
-    if found := re.match(r"Error parsing (-\S+): ", said):
-        option, value = _typed(found[1], words)
-        return f"{option} {value!r} is not {_wanted(found[1], ' '.join(more))}"
-    # One mistake: "Perhaps you meant: --size ..."; several: "Arguments similar to --sise: --size ..." for each.
-    meant = [re.search(r"(?:meant|similar to [^:]*): (--[\w.-]+)", part) for part in more]
-    hints = sorted(found[1] for found in meant if found)  # tyro lists them in no fixed order
-    return said + (f". Did you mean {', '.join(hints)}?" if hints else "")
-
-
-def _typed(names: str, words: list[str]) -> tuple[str, str]:
-    """Of the names of one option, such as -n/--count, the one that was typed last, and its value."""
-    known = names.split("/")
-    for place, word in reversed(list(enumerate(words))):
-        if (name := word.partition("=")[0]) in known:
-            values = [word.partition("=")[2]] if "=" in word else words[place + 1 :]
-            end = next((i for i, value in enumerate(values) if re.match(r"-{1,2}[a-zA-Z]", value)), len(values))
-            return name, " ".join(values[:end])
-    return known[-1], ""
-
-
-def _wanted(names: str, helptext: str) -> str:
-    """What an option takes, by what its help says."""
-    found = re.search(rf"{re.escape(names.split('/')[-1])} (\[?)(\w+)", helptext)
-    kind = KINDS.get(found[2], "understood") if found else "understood"
-    return kind.removeprefix("a ") + "s" if found and found[1] and kind != "understood" else kind
+def _one_line(box: str) -> str:
+    """Tyro's complaint without its frame, what it explains at length and its advice at the end."""
+    lines = [line[2:].rstrip("│╯ ") for line in box.splitlines()[1:]]  # of spaces where the terminal has no boxes
+    parts = re.split(r"^[─-]{4,}$", "\n".join(line for line in lines if not line.startswith(HELP)), flags=re.M)
+    texts = [" ".join(part.split()) for part in parts]
+    said, *more = (text for text in texts if text and not text.startswith("For full helptext"))
+    if found := re.match(r"Error parsing (\S+): [^'\"]*(['\"].*?)\]?(\. Got errors:.*)?$", said):  # Python's words
+        return "; use ".join([f"{found[1]} cannot be {found[2]}", *more]).replace("Argument helptext: ", "")
+    if said.startswith("invalid choice"):
+        value, _, *choices = re.findall(r"'([^']*)'", said)
+        return said + nearest(value, choices)
+    return "; ".join([said, *more])
 
 
 def _print_verbs() -> None:
-    print("usage: diti VERB [options]      diti VERB --help tells the options of a verb\n")
+    print("usage: diti VERB [options]      diti VERB --help lists the options of a verb\n")
     for name, verb in VERBS.items():
         print(f"  {name:<13} {verb.__doc__}")

@@ -16,7 +16,6 @@ from diti.data.readers import celeba
 from diti.data.source import Picture, Read, ReadOptions
 from diti.data.split import with_split
 
-SAMPLE = Path(__file__).resolve().parents[2] / "../shared/data/celeba-layout-sample"
 NAMES = ["5_o_Clock_Shadow", "Male", "Smiling"]
 COUNT = 8
 
@@ -233,18 +232,18 @@ def test_ignore(flat: Path) -> None:
         celeba.open_source(flat, ReadOptions(ignore=("Smilling",)))
 
 
-@pytest.mark.skipif(not SAMPLE.is_dir(), reason="needs the shared sample of CelebA's layout")
-def test_sample_of_the_real_set() -> None:
-    source = celeba.open_source(SAMPLE, ReadOptions())
+def test_sample_of_the_real_set(shared: Path) -> None:
+    sample = shared / "data" / "celeba-layout-sample"
+    source = celeba.open_source(sample, ReadOptions())
     table = source.table
     names = attribute_names(table)
     assert (table.num_rows, len(names), source.notes) == (60, 40, ())
     assert all(is_binary(table[name]) for name in names)
-    words = (SAMPLE / "list_eval_partition.txt").read_text().split()[1::2]
+    words = (sample / "list_eval_partition.txt").read_text().split()[1::2]
     assert Counter(table["split"].to_pylist()) == {
         split: words.count(code) for split, code in (("train", "0"), ("valid", "1"), ("test", "2"))
     }
-    first = (SAMPLE / "list_attr_celeba.txt").read_text().splitlines()[2].split()
+    first = (sample / "list_attr_celeba.txt").read_text().splitlines()[2].split()
     row = table.slice(0, 1).to_pylist()[0]
     assert row["file"] == first[0]
     assert [row[name] for name in names] == [int(v == "1") for v in first[1:]]

@@ -1,22 +1,25 @@
 import errno
 import os
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from diti.core.errors import InputError
 from diti.data.prepare import prepare
-from diti.data.readers.folder import ffhq_split, folder_split, is_ffhq, list_images, open_source
+from diti.data.readers.ffhq import own_split
+from diti.data.readers.folder import find_images, folder_split, open_source
 from diti.data.source import ReadOptions
-from diti.data.sources import find_source
+from diti.data.sources import find_source, open_data
 
 
 def test_images_of_any_nesting_in_order(image_folder):
     (image_folder / ".hidden").mkdir()
     (image_folder / ".hidden" / "x.png").write_bytes(b"")
     (image_folder / "notes.txt").write_text("x")
-    files = list_images(image_folder)
+    files = find_images(image_folder).images
     assert files == sorted(files) and len(files) == 12 and files[0] == "a/00.png"
 
 
@@ -60,18 +63,123 @@ def test_split_folders():
     assert folder_split(["0/a.png", "1/b.png"]) is None, "numbered folders are classes or shards, not splits"
 
 
-def test_ffhq_by_its_names_and_split():
-    files = ["00000/00007.png", "59000/59999.png", "60000/60000.png"]
-    assert is_ffhq(files) and ffhq_split(files) == ["train", "train", "valid"]
-    assert ffhq_split(files[:2]) is None, "a part of FFHQ still needs images to validate on"
-    assert not is_ffhq(["00000/00007.jpg"])
-
-
-def test_ffhq_folder_is_named_so(tmp_path):
-    for name in ("00000/00001.png", "60000/60001.png"):
-        (tmp_path / name).parent.mkdir()
+def test_names_that_are_numbers_make_no_ffhq(tmp_path):
+    """A folder of images goes by its own name, whatever its images are called."""
+    for name in ("drawn/00000.png", "drawn/60001.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (9, 9)).save(tmp_path / name)
-    assert open_source(tmp_path, ReadOptions()).name == "ffhq"
+    source = find_source(str(tmp_path / "drawn"), ReadOptions())
+    assert (source.name, source.title) == ("folder", "drawn") and "split" not in source.table.column_names
+    prepared = prepare(source, tmp_path / "out", 8)
+    opened = open_data(tmp_path / "drawn")
+    assert (prepared.name, prepared.title) == (opened.name, opened.title) == ("folder", "drawn")
+    (tmp_path / "drawn").rename(tmp_path / "renamed")
+    assert open_data(tmp_path / "renamed").title == "renamed", "though it is the same in the cache"
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "name"),
+    [
+        ("images1024x1024", None, "ffhq"),
+        ("thumbnails128x128", None, "ffhq"),
+        ("thumbnails128x128", "folder", "folder"),
+        ("photos", None, "folder"),
+        ("photos", "ffhq", "ffhq"),
+    ],
+)
+def test_ffhq_is_what_has_its_layout_or_is_said_to_be(tmp_path, folder, kind, name):
+    for file in ("00000/00001.png", "60000/60001.png"):
+        (tmp_path / folder / file).parent.mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / folder / file)
+    for path in (tmp_path / folder, tmp_path):
+        source = find_source(str(path), ReadOptions(), kind)
+        assert source.name == name
+        assert ("split" in source.table.column_names) == (name == "ffhq")
+    if name == "ffhq":
+        assert prepare(source, tmp_path.parent / f"{tmp_path.name}-out", 8).title == "ffhq"
+
+
+def test_ffhq_by_its_description_is_read_once(tmp_path):
+    (tmp_path / "ffhq-dataset-v2.json").write_text("{}")
+    for name in ("00003.png", "60003.png"):
+        Image.new("RGB", (9, 9)).save(tmp_path / name)
+    assert find_source(str(tmp_path), ReadOptions()).table["split"].to_pylist() == ["train", "valid"]
+    for folder in ("thumbnails128x128", "images1024x1024"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (9, 9)).save(tmp_path / folder / "00001.png")
+    source = find_source(str(tmp_path), ReadOptions())
+    assert source.name == "ffhq" and [p.parent.name for p in source.read([0])] == ["images1024x1024"]
+    assert source.table["file"].to_pylist() == ["00001.png"]
+
+
+def test_ffhq_has_a_split_of_its_own():
+    assert own_split(["00000/00007.png", "59000/59999.png", "60000/60000.png"]) == ["train", "train", "valid"]
+    assert own_split(["00007.png", "59999.png"]) is None, "a part of FFHQ still needs images to validate on"
+    assert own_split(["00007.png", "60000.png", "notes.png"]) is None
+
+
+def test_images_of_a_kind_that_cannot_be_read_are_named_and_counted(image_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("diti.data.readers.folder.reads_heif", lambda: False)  # wherever this runs
+    for name in ("a/photo.HEIC", "b/07.svg", "b/raw.dng", "notes.txt", "attributes.json"):
+        (image_folder / name).write_bytes(b"x")
+    dataset = prepare(open_source(image_folder, ReadOptions()), tmp_path / "out", 8)
+    assert len(dataset) == 12 and dataset.info["skipped"] == 3
+    lines = (dataset.path / "skipped.csv").read_text().splitlines()
+    assert lines[1].startswith("a/photo.HEIC,.heic needs the extra: pip install 'diti-torch[heic]'")
+    assert lines[2:] == [f"b/{n},{s} cannot be read: save it as PNG or JPEG" for n, s in OTHERS.items()]
+    (image_folder / "attributes.csv").write_text("file,hat\n" + "".join(f"{i:02d},{i % 2}\n" for i in range(12)))
+    assert open_source(image_folder, ReadOptions()).table.num_rows == 12, "they need no labels, and share none"
+
+
+OTHERS = {"07.svg": ".svg", "raw.dng": ".dng"}
+
+
+def test_a_folder_of_nothing_but_such_images(tmp_path):
+    (tmp_path / "x.svg").write_text("<svg/>")
+    with pytest.raises(InputError, match=r"holds no images \(it holds x\.svg; \.svg cannot be read: save it as"):
+        open_source(tmp_path, ReadOptions())
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
+def test_avif_is_read(tmp_path):
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (16, 16), (200, 30, 30)).save(tmp_path / "photos" / "x.avif")
+    dataset = prepare(open_source(tmp_path / "photos", ReadOptions()), tmp_path / "out", 8)
+    assert dataset.info["skipped"] == 0 and np.abs(dataset.images[0, 4, 4] - [200.0, 30, 30]).max() < 12
+
+
+PLUGIN = """
+from PIL import BmpImagePlugin, Image
+
+class Photo(BmpImagePlugin.BmpImageFile):
+    format = "HEIF"
+    def _open(self):
+        assert self.fp.read(4) == b"heic"
+        self._bitmap(offset=18)
+    def _bitmap(self, header=0, offset=0):
+        super()._bitmap(header=18)
+
+def register_heif_opener():
+    Image.register_open("HEIF", Photo, lambda prefix: prefix[:4] == b"heic")
+"""
+
+
+def test_heic_is_read_where_its_plugin_is_installed(tmp_path, diti):
+    """The plugin here reads a bitmap behind four letters; which codec it has does not matter."""
+    (tmp_path / "plugin").mkdir()
+    (tmp_path / "plugin" / "pillow_heif.py").write_text(PLUGIN)
+    (tmp_path / "photos").mkdir()
+    for index in range(300):  # enough for further processes
+        Image.new("RGB", (9, 9), (index % 256, 0, 0)).save(tmp_path / "x.bmp")
+        (tmp_path / "photos" / f"{index:03d}.heic").write_bytes(b"heic" + (tmp_path / "x.bmp").read_bytes())
+    path = os.pathsep.join([str(tmp_path / "plugin"), *sys.path])
+    told = diti(
+        "prepare", tmp_path / "photos", "--size", 8, "--workers", 2, "--out", tmp_path / "out",
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    dataset = open_data(tmp_path / "out")
+    assert dataset.images[:, 4, 4, 0].tolist() == [i % 256 for i in range(300)] and dataset.info["skipped"] == 0
 
 
 def test_bad_folders(tmp_path, image_folder):
@@ -83,12 +191,14 @@ def test_bad_folders(tmp_path, image_folder):
         open_source(tmp_path / "empty", ReadOptions())
     with pytest.raises(InputError, match=r"no\.csv does not exist"):
         open_source(image_folder, ReadOptions(attributes=tmp_path / "no.csv"))
+    with pytest.raises(InputError, match=r"empty is a folder; name a CSV, TSV or parquet file"):
+        open_source(image_folder, ReadOptions(attributes=tmp_path / "empty"))
     with pytest.raises(InputError, match="need a table of attributes"):
         open_source(image_folder, ReadOptions(ignore=("x",)))
 
 
 def test_links_to_the_folder_itself_end_and_each_file_is_read_once(image_folder, tmp_path):
-    files = list_images(image_folder)
+    files = find_images(image_folder).images
     (tmp_path / "more").mkdir()
     Image.new("RGB", (9, 9)).save(tmp_path / "more" / "far.png")
     for name, target in {
@@ -96,7 +206,7 @@ def test_links_to_the_folder_itself_end_and_each_file_is_read_once(image_folder,
         "linked": tmp_path / "more", "linked too": tmp_path / "more", "far.png": tmp_path / "more" / "far.png",
     }.items():  # fmt: skip
         (image_folder / name).symlink_to(target)
-    assert list_images(image_folder) == sorted([*files, "linked/far.png"])
+    assert find_images(image_folder).images == sorted([*files, "linked/far.png"])
 
 
 def test_what_is_no_file_is_named_and_never_opened(image_folder, tmp_path):

@@ -18,7 +18,6 @@ from diti.data.readers import lfw
 from diti.data.source import Picture, Read, ReadOptions
 from diti.data.split import split_by_hash
 
-SAMPLE = Path(__file__).resolve().parents[2] / "../shared/data/lfw-layout-sample"
 PEOPLE = {"Aaron_Eckhart": 1, "Abdel_Nasser_Assidi": 2, "Zico": 3}
 PHOTOS = [(person, number) for person, count in PEOPLE.items() for number in range(1, count + 1)]
 NAMES = ["Male", "Middle Aged"]
@@ -219,15 +218,15 @@ def test_ignore(root: Path) -> None:
         lfw.open_source(root, ReadOptions(ignore=("Mail",)))
 
 
-@pytest.mark.skipif(not SAMPLE.is_dir(), reason="needs the shared sample of LFW's layout")
-def test_sample_of_the_real_set() -> None:
-    source = lfw.open_source(SAMPLE, ReadOptions())
+def test_sample_of_the_real_set(shared: Path) -> None:
+    sample = shared / "data" / "lfw-layout-sample"
+    source = lfw.open_source(sample, ReadOptions())
     table = source.table
     names = attribute_names(table)
     assert (table.num_rows, len(names), len(set(table["identity"].to_pylist()))) == (32, 73, 8)
     assert not any(is_binary(table[name]) for name in names)
     assert Counter(table["split"].to_pylist()) == {"train": 16, "valid": 4, "test": 12}
-    first = (SAMPLE / "lfw_attributes.txt").read_text().splitlines()[2].split("\t")
+    first = (sample / "lfw_attributes.txt").read_text().splitlines()[2].split("\t")
     row = table.slice(0, 1).to_pylist()[0]
     assert row["file"] == f"{first[0].replace(' ', '_')}/{first[0].replace(' ', '_')}_000{first[1]}.jpg"
     np.testing.assert_allclose([row[name] for name in names], np.array(first[2:], np.float32), rtol=1e-6)

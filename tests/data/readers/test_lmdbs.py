@@ -167,7 +167,7 @@ def test_a_database_that_has_changed_spoils_its_rows(tmp_path: Path) -> None:
         transaction.delete(b"aa")
     (picture,) = read([1])
     assert isinstance(picture, InputError)
-    assert "has changed" in str(picture)
+    assert "changed while it was read" in str(picture)
 
 
 def test_without_the_extra_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from diti.data.attributes import attribute_names, is_binary
 from diti.data.readers import parquet
 from diti.data.source import Picture, Read, ReadOptions
 
-SHARED = Path(__file__).resolve().parents[2] / "../shared/data"
 STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -250,10 +249,8 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     ("name", "count", "binary", "continuous"),
     [("celeba46k-64px.parquet", 46_715, 40, 0), ("lfw3k-64px.parquet", 2_999, 0, 73)],
 )
-def test_shared_files(name: str, count: int, binary: int, continuous: int) -> None:
-    if not (SHARED / name).is_file():
-        pytest.skip(f"needs the shared file {name}")
-    source = parquet.open_source(SHARED / name, ReadOptions())
+def test_shared_files(shared: Path, name: str, count: int, binary: int, continuous: int) -> None:
+    source = parquet.open_source(shared / "data" / name, ReadOptions())
     table = source.table
     kinds = Counter(is_binary(table[n]) for n in attribute_names(table))
     assert (table.num_rows, kinds[True], kinds[False]) == (count, binary, continuous)

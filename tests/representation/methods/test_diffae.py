@@ -25,12 +25,17 @@ from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
 from diti.diffusion.backbone import build_backbone
 from diti.diffusion.validation import fixed_batches
-from diti.representation.methods.diffae import Denoising, conditional_loss, new_decoder, validation_losses
-from diti.representation.methods.registry import find_method
+from diti.representation.methods.diffae import (
+    ConditionedDenoising,
+    conditional_loss,
+    new_decoder,
+    validation_losses,
+)
 from diti.representation.models.diffae import DiffAE
 from diti.representation.networks.conditioned import ConditionedUNet
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.partition import Partition
+from diti.representation.registry import find_method
 from diti.representation.train import train_model
 
 LENGTH = TrainingConfig(
@@ -51,7 +56,7 @@ def learned() -> DiffAE:
     shape = BackboneConfig(size=8, unshuffle=2, channels=(32,), layers=1, head_channels=8)
     backbone = build_backbone(shape, seed=0)
     encoder = build_encoder(replace(CODE, encoder_channels=(16,)), backbone, 0)
-    objective = Denoising(encoder, ConditionedUNet(backbone, DIMS, "random"))
+    objective = ConditionedDenoising(encoder, ConditionedUNet(backbone, DIMS, "random"))
     faces, steps, rate = PAIR.repeat(16, 1, 1, 1), 150, 1e-2
     adam = torch.optim.Adam(objective.parameters(), betas=(0.9, 0.99))
     for step in range(steps):
@@ -95,7 +100,7 @@ def test_the_loss_is_the_mean_squared_error_of_what_the_network_predicts(predict
     model = tiny_diffae(prediction)
     encoder, decoder = model.encoder, model.decoder
     draws = Draws(seed=3, start=16, count=4)
-    report = Denoising(encoder, decoder)(FACES, draws)
+    report = ConditionedDenoising(encoder, decoder)(FACES, draws)
     t, noise = draws.integers("time-step", 1000), draws.normal("noise", (3, 16, 16))
     kept = decoder.net.scheduler.alphas_cumprod  # diffusers' own table
     for i in range(4):
@@ -116,7 +121,7 @@ def test_the_loss_is_the_mean_squared_error_of_what_the_network_predicts(predict
 
 
 def test_encoder_and_network_learn_from_the_same_loss(small):
-    objective = Denoising(small.encoder, small.decoder, encoder_rate=0.1)
+    objective = ConditionedDenoising(small.encoder, small.decoder, encoder_rate=0.1)
     objective(FACES, Draws(0, 0, 4)).total.backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in objective.parameters())
     assert objective.rate_factor("encoder.head.weight") == 0.1 and objective.rate_factor("decoder.net.unet") == 1

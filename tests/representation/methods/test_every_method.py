@@ -11,8 +11,9 @@ from diti.config import EncoderConfig, TrainConfig, TrainingConfig
 from diti.core.card import pictures_of
 from diti.measure.probing import read_labels
 from diti.representation.features import encode_dataset
-from diti.representation.methods.registry import METHODS, find_method, idle_settings
 from diti.representation.models.decoding import DecodingModel
+from diti.representation.registry import METHODS, find_method
+from diti.representation.settings import idle_settings
 from diti.representation.train import train_model
 
 DATA, SIZE = "toyfaces:1500", 16
@@ -51,6 +52,7 @@ def test_a_method_beats_chance_and_leaves_the_one_kind_of_folder(name, tmp_path)
 
 def test_the_six_are_there_and_each_ignores_the_settings_of_the_others():
     assert tuple(METHODS)[:6] == BUILT_IN
+    assert [find_method(name).name for name in BUILT_IN] == list(BUILT_IN)
     assert idle_settings("simclr") == ["subsets", "partition", "detach", "solution", "vae", "gan"]
     assert idle_settings("diti") == ["views", "vae", "gan"]
     assert idle_settings("one-from-elsewhere") == ["subsets", "partition", "detach"]

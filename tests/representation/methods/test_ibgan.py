@@ -12,11 +12,12 @@ from torch.distributions import Normal, kl_divergence
 
 import diti
 from diti.cli import main
-from diti.config import EncoderConfig, GANConfig, TrainConfig, TrainingConfig, to_yaml
+from diti.config import EncoderConfig, GANConfig, TrainConfig, TrainingConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder
+from diti.core.settings import to_yaml
 from diti.core.weights import Weights
 from diti.data import toyfaces
 from diti.data.sources import open_data
@@ -28,9 +29,9 @@ from diti.representation.methods.ibgan import (
     generator_loss,
     information_bound,
 )
-from diti.representation.methods.registry import find_method
 from diti.representation.models.direct import DirectModel
 from diti.representation.networks.adversarial import look
+from diti.representation.registry import find_method
 from diti.representation.train import train_model
 
 CODE = EncoderConfig(encoder="residual", code_dim=12, encoder_channels=(8, 16))

@@ -7,7 +7,7 @@ from diti.core.loop import make_accelerator, train
 from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder
 from diti.diffusion.pretrain import denoising_loss
-from diti.representation.methods import checks
+from diti.representation import checks
 from diti.representation.methods.diti import Reconstruction, draw_time, reconstruction_loss, time_chances
 from diti.representation.networks.encoder import given_encoder
 from diti.representation.partition import Partition

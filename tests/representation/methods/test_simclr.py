@@ -20,9 +20,9 @@ from diti.data import toyfaces
 from diti.data.augment import two_views
 from diti.data.sources import open_data
 from diti.representation.methods import simclr
-from diti.representation.methods.registry import find_method
 from diti.representation.models.model import EncodeOnly
 from diti.representation.networks.encoder import build_encoder
+from diti.representation.registry import find_method
 from diti.representation.train import train_model
 
 DATA = "toyfaces:200"
@@ -196,13 +196,13 @@ def test_validation_compares_as_many_images_as_the_training(config):
         parts = [
             objective.eval()(to_float(data.pixels(part)), Draws(0, 16 * i, 16)) for i, part in enumerate(batches)
         ]
-    found = simclr.evaluate(objective.train(), data)
+    found = find_method("simclr").evaluate(objective.train(), data)
     assert objective.training and found["validation_loss"] == pytest.approx(
         np.mean([p.total.item() for p in parts]), rel=1e-5
     )
     assert found["validation_top1"] == pytest.approx(np.mean([p.parts["top1"].item() for p in parts]))
     objective.batch = 150  # more than there are to validate on
-    assert len(valid) < 150 and math.isfinite(simclr.evaluate(objective, data)["validation_loss"])
+    assert len(valid) < 150 and math.isfinite(find_method("simclr").evaluate(objective, data)["validation_loss"])
 
 
 # ---- Complaints -----------------------------------------------------------------------------------------------

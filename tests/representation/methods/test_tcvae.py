@@ -22,12 +22,12 @@ from diti.data import toyfaces
 from diti.data.sources import open_data
 from diti.presets import train_preset
 from diti.representation.methods import tcvae
-from diti.representation.methods.registry import find_method
 from diti.representation.methods.tcvae import tc_decomposition
-from diti.representation.models.direct import DirectModel, load_tcvae
+from diti.representation.models.direct import DirectModel
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.networks.image_decoder import VAEDecoder, vae_decoder_from_description
-from diti.representation.networks.weights import drawn_from
+from diti.representation.networks.network_files import drawn_from
+from diti.representation.registry import find_method
 from diti.representation.train import train_model
 
 DATA, SIZE, DIMS = "toyfaces:200", 16, 6
@@ -307,9 +307,9 @@ def test_two_processes_with_half_the_batch_equal_one(dataset, tmp_path, two_proc
 
 
 def test_unused_dims_are_counted_and_called_collapse(config, tmp_path):
-    model = tcvae.model(objective(), config, torch.zeros(DIMS), torch.ones(DIMS))
+    model = find_method("tcvae").model(objective(), config, torch.zeros(DIMS), torch.ones(DIMS))
     torch.nn.init.zeros_(model.encoder.head.weight)
-    facts = tcvae.assess(model, open_data(config.data, SIZE), tmp_path)
+    facts = find_method("tcvae").assess(model, open_data(config.data, SIZE), tmp_path)
     assert facts.facts["active_dims"] == 0 and facts.facts["dims"] == DIMS
     assert f"posterior collapse: only 0 of {DIMS} dims" in facts.sentences[1]
     spread = torch.tensor([[0.0, 0.09, 0.11, 5.0], [0.0, -0.09, -0.11, -5.0]])
@@ -324,7 +324,7 @@ def test_bad_settings_are_one_line(config, tmp_path):
             VAEConfig(**wrong)
     method = find_method("tcvae")
     method.validate(config, 32)
-    with pytest.raises(InputError, match="the image is 24 px; a decoder in one go draws 8, 16"):
+    with pytest.raises(InputError, match="the image is 24 px; a one-step decoder draws 8, 16"):
         method.validate(config, 24)
     with pytest.raises(InputError, match="--code-dim is 9999"):
         method.validate(replace(config, code=replace(CODE, code_dim=9999)), 32)
@@ -333,14 +333,14 @@ def test_bad_settings_are_one_line(config, tmp_path):
 
 
 def test_a_folder_with_another_decoder_is_refused(config, tmp_path):
-    model = tcvae.model(objective(), config, torch.zeros(DIMS), torch.ones(DIMS))
+    model = find_method("tcvae").model(objective(), config, torch.zeros(DIMS), torch.ones(DIMS))
     model.save(tmp_path)
-    assert load_tcvae(tmp_path).decoder.description == model.decoder.description
+    assert find_method("tcvae").load(tmp_path).decoder.description == model.decoder.description
     weights = tmp_path / "decoder" / "model.safetensors"
     whole = load_file(weights)
     save_file({name: whole[name] for name in whole if name != "network.linear.bias"}, weights)
     with pytest.raises(InputError, match=r"missing: network\.linear\.bias"):
-        load_tcvae(tmp_path)
+        find_method("tcvae").load(tmp_path)
     for change in ({"kind": "gan"}, {"depth": 3}):
         with pytest.raises(InputError, match="a tcvae model has kind 'vae' and channels, dims, kind, size"):
             vae_decoder_from_description(model.decoder.description | change)

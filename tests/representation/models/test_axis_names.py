@@ -3,7 +3,14 @@ import json
 import pytest
 
 from diti.core.errors import InputError
-from diti.representation.models.axis_names import AxisName, find_axis, named, read_names, with_names, write_names
+from diti.representation.models.axis_names import (
+    AxisName,
+    find_axis,
+    read_names,
+    with_name,
+    with_names,
+    write_names,
+)
 
 NAMES = {3: AxisName("beard", "clean-shaven"), 5: AxisName("Open mouth")}
 
@@ -19,12 +26,13 @@ def test_an_axis_is_found_by_number_and_by_either_end():
     assert find_axis(NAMES, 8, "BEARD") == (3, 1.0)
     assert find_axis(NAMES, 8, "clean-shaven") == (3, -1.0)
     assert find_axis(NAMES, 8, "open mouth") == (5, 1.0)
+    assert find_axis(NAMES, 8, "z007") == find_axis(NAMES, 8, "z7") == (7, 1.0)
 
 
 @pytest.mark.parametrize(
     "word, complaint",
     [("8", "axis 8 does not exist; z of this model has the axes 0 to 7"), ("-1", "axis -1 does not"),
-     ("bear", "named are beard, clean-shaven, Open mouth.* Did you mean 'beard'"), ("", "no axis is called ''")],
+     ("bear", "in use: beard, clean-shaven, Open mouth.* Did you mean 'beard'"), ("", "no axis is called ''")],
 )  # fmt: skip
 def test_unknown_axes_are_told(word, complaint):
     with pytest.raises(InputError, match=complaint):
@@ -34,18 +42,30 @@ def test_unknown_axes_are_told(word, complaint):
 
 
 def test_a_name_replaces_that_of_its_axis_alone():
-    assert named(NAMES, 8, 3, "moustache") == {5: AxisName("Open mouth"), 3: AxisName("moustache")}
+    assert with_name(NAMES, 8, 3, "moustache") == {5: AxisName("Open mouth"), 3: AxisName("moustache")}
 
 
 @pytest.mark.parametrize(
     "axis, name, negative, complaint",
     [(9, "x", "", "axis 9 does not exist"), (1, "", "", "name '' cannot"), (1, "a/b", "", "cannot be used"),
-     (1, "12", "", "not a number"), (1, "x" * 41, "", "up to 40"), (1, "Beard", "", "axis 3 is called 'beard'"),
-     (1, "x", "open mouth", "axis 5 is called"), (1, "x", "a\nb", "cannot be used")],
+     (1, "12", "", "not a number"), (1, "x" * 41, "", "up to 40"), (1, "Beard", "", "axis 3 is already called"),
+     (1, "x", "open mouth", "axis 5 is already called"), (1, "x", "a\nb", "cannot be used")],
 )  # fmt: skip
 def test_names_that_cannot_be(axis, name, negative, complaint):
     with pytest.raises(InputError, match=complaint):
-        named(NAMES, 8, axis, name, negative)
+        with_name(NAMES, 8, axis, name, negative)
+
+
+@pytest.mark.parametrize(
+    "word", ["all", "Coarse", "fine", "early", "middle", "LATE", "z012", "Z3", "z012_t0300", "a07"]
+)
+def test_words_that_mean_something_else_are_no_names(word, tmp_path):
+    for ends in ((word, ""), ("beak", word)):
+        with pytest.raises(InputError, match=f"the name '{word}' cannot be used: commands take it for a part"):
+            with_name(NAMES, 8, 1, *ends)
+    write_names(tmp_path, old := {1: AxisName(word)})  # as earlier versions could
+    assert read_names(tmp_path, 8) == old and find_axis(old, 8, word) == (1, 1.0)
+    assert with_name(old, 8, 2, "zebra") == {**old, 2: AxisName("zebra")}
 
 
 @pytest.mark.parametrize("content", ["[]", '{"9": {"name": "x"}}', '{"1": "x"}', '{"1": {"name": "a/b"}}', "{"])

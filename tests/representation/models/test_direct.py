@@ -10,13 +10,14 @@ from diti.core.images import to_float
 from diti.core.rng import torch_generator
 from diti.core.runs import read_json, write_json
 from diti.data import toyfaces
-from diti.representation.methods.registry import METHODS, Method, register
+from diti.representation.methods.method import Method
 from diti.representation.models.direct import DirectModel, load_direct
 from diti.representation.models.loading import load
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.networks.image_decoder import OneStepDecoder
-from diti.representation.networks.weights import drawn_from
+from diti.representation.networks.network_files import drawn_from
 from diti.representation.partition import Partition
+from diti.representation.registry import METHODS, register
 
 DIMS = 6
 IMAGES = to_float(toyfaces.render(toyfaces.sample(5, seed=2), 16))
@@ -47,11 +48,18 @@ def build(description):
     return Flat(**description)
 
 
+class FlatMethod(Method):
+    name, title, about = "flat", "Flat", "linear"
+    decodes = True
+    build = None
+
+    def load(self, folder):
+        return load_direct(folder, build)
+
+
 @pytest.fixture
-def registered(monkeypatch):
-    monkeypatch.delitem(METHODS, "flat", raising=False)  # puts the table back at the end
-    flat = {"build": None, "decodes": True, "load": lambda folder: load_direct(folder, build)}
-    register(Method(name="flat", title="Flat", about="linear", **flat))
+def registered():
+    register(FlatMethod)
     yield
     METHODS.pop("flat", None)
 

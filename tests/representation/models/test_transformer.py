@@ -93,10 +93,33 @@ def test_a_pipeline_learns_and_can_be_cross_validated(folder):
     assert coded.min() > 0.9
 
 
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (0, 255)])
+def test_floats_of_any_range_that_is_said(folder, low, high):
+    z = DiTiFeatures(folder).fit_transform(PIXELS)
+    rows = low + ROWS / 255 * (high - low)
+    transformer = DiTiFeatures(folder, value_range=(low, high))
+    images = rows.reshape(PIXELS.shape).transpose(0, 3, 1, 2)
+    for given in (rows, images, torch.from_numpy(images)):
+        np.testing.assert_allclose(transformer.fit_transform(given), z, atol=1e-4)
+    with pytest.raises(InputError, match="outside value_range="):
+        transformer.transform(rows + (high - low))
+
+
+def test_paths_of_images(folder, tmp_path):
+    paths = [tmp_path / f"{index}.png" for index in range(len(PIXELS))]
+    for pixels, path in zip(PIXELS, paths, strict=True):
+        Image.fromarray(pixels).save(path)
+    z = DiTiFeatures(folder).transform(PIXELS)
+    names = [str(path) for path in paths]
+    for given in (paths, names, np.array(names), np.array(names, dtype=object)):
+        np.testing.assert_allclose(DiTiFeatures(folder, batch_size=3).fit_transform(given), z, atol=1e-5)
+
+
 def test_clones_and_pickles_hold_the_path_only(folder, tmp_path):
     fitted = DiTiFeatures(folder, batch_size=5, standardise=False).fit(PIXELS)
     z = fitted.transform(PIXELS)
-    assert clone(fitted).get_params() == {"model": folder, "batch_size": 5, "standardise": False}
+    given = {"model": folder, "batch_size": 5, "standardise": False, "value_range": None}
+    assert clone(fitted).get_params() == given
     content = pickle.dumps(fitted)
     assert len(content) < 1_000
     joblib.dump(fitted, tmp_path / "t.joblib")

@@ -121,7 +121,7 @@ def test_wrong_images_and_settings_are_refused():
 
 def test_a_description_is_closed(tmp_path):
     encoder = build_encoder(settings("residual"), backbone(), 0)
-    with pytest.raises(InputError, match="kind is 'vit'; known are authors, residual, backbone"):
+    with pytest.raises(InputError, match="kind is 'vit'; use authors, residual, backbone"):
         encoder_from_description({**encoder.description, "kind": "vit"})
     with pytest.raises(InputError, match="missing: size; unknown: depth"):
         encoder_from_description({k: v for k, v in encoder.description.items() if k != "size"} | {"depth": 3})

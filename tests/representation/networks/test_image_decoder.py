@@ -6,7 +6,7 @@ import torch
 from diti.core.errors import InputError
 from diti.core.rng import torch_generator
 from diti.representation.networks.image_decoder import ImageDecoder, UpBlock
-from diti.representation.networks.weights import drawn_from
+from diti.representation.networks.network_files import drawn_from
 
 WIDTHS = (16, 8, 4)
 

@@ -13,11 +13,10 @@ from diti.core.rng import torch_generator
 from diti.core.runs import RunFolder
 from diti.data.sources import open_data
 from diti.diffusion.schedule import Schedule, gather
+from diti.representation.models.latent import encoder_file_hash, load_latent
 from diti.representation.networks.latent import (
     LatentShape,
     default_shape,
-    encoder_file_hash,
-    load_latent,
     new_latent,
 )
 from diti.representation.train_latent import (
@@ -25,7 +24,7 @@ from diti.representation.train_latent import (
     energy_distance,
     fit_latent,
     latent_config,
-    start_run,
+    start_latent_run,
     train_latent,
     two_sample_auroc,
     validation_loss,
@@ -54,7 +53,7 @@ def trained(folder, codes, held_out, codes_seen):
     config = latent_config("codes", shape, codes_seen)
     config = replace(config, training=replace(config.training, learning_rate=3e-3))
     latent = new_latent(shape, codes.mean(0), codes.std(0), seed=0)
-    facts = train_latent(latent, codes, held_out, config, start_run(folder, config, {}))
+    facts = train_latent(latent, codes, held_out, config, start_latent_run(folder, config, {}))
     return latent, facts
 
 
@@ -215,7 +214,7 @@ def test_strangers_are_refused(folder, model, tmp_path):
     assert "check colour" in complaint({"colour": 1}) and "check width" in complaint({}, without="width")
     assert "width must be int, got 'wide'" in complaint({"width": "wide"})
     assert "timesteps is 0; it must be" in complaint({"timesteps": 0})
-    assert "made for another encoder" in complaint({"encoder": "0" * 64})
+    assert "made for an encoder other" in complaint({"encoder": "0" * 64})
     config.write_text(json.dumps(settings))
     (folder / "latent" / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"model\.safetensors is missing"):
@@ -226,7 +225,7 @@ def test_another_encoder_in_the_folder_is_noticed(folder, model):
     with torch.no_grad():
         model.encoder.head.weight.add_(0.1)
     model.save(folder)
-    with pytest.raises(InputError, match=r"made for another encoder"):
+    with pytest.raises(InputError, match=r"made for an encoder other"):
         load_latent(folder)
     with pytest.raises(InputError, match=r"shape\.encoder.*remove"):
         fit_latent(folder, "toyfaces:60", codes_seen=512)

@@ -3,7 +3,7 @@
 Gaussian images x = U y with y ~ N(0, diag(s²)) and the exact denoiser: û = E[x0 | x_t] is U k y_t / √ᾱ with
 k = SNR s² / (1 + SNR s²), so that a share 1 - k = 1 / (1 + SNR s²) of each component is lost. Features are the
 pixels, whitened and turned by an arbitrary rotation R that the solution has to undo.
-Letters: N images, P pixels (12 of a 2 px image), S stretches.
+Notation: N images, P pixels (12 of a 2 px image), S stretches.
 """
 
 from __future__ import annotations

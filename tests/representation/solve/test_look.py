@@ -20,10 +20,10 @@ from diti.representation.networks.pixel_axes import PixelAxes
 from diti.representation.solve.evidence import (
     feature_map,
     gather_evidence,
-    new_encoder,
     require_features,
     require_images,
     split_rows,
+    unsolved_encoder,
 )
 from diti.representation.solve.look import Walk, first_look, set_pixel_axes, whitened
 
@@ -67,7 +67,7 @@ def test_features_that_vary_in_few_directions_are_cut_or_refused():
 def look():
     """Of toy faces through the tiny backbone, and the dataset."""
     dataset, backbone = open_data("toyfaces:200", 16), tiny_backbone()
-    encoder = new_encoder(SolveConfig(code_dim=8, subsets=2), backbone)
+    encoder = unsolved_encoder(SolveConfig(code_dim=8, subsets=2), backbone)
     stream = Stream(dataset.rows("train"), 0, flip=True)
     walk = Walk(dataset, stream, feature_map(encoder, None), torch.device("cpu"), "solve-train")
     return first_look(walk, 150, 16, pixels=12, features=20, dims=8, seed=0), dataset, encoder
@@ -113,7 +113,7 @@ def test_kept_features_are_used_where_mirror_images_have_the_same(mirrored):
     config = SolveConfig(
         code_dim=8, subsets=2, images=64, encoder_mirror=mirrored, solution=SolutionConfig(pixel_axes=12)
     )
-    encoder = new_encoder(config, backbone)
+    encoder = unsolved_encoder(config, backbone)
     before = gather_evidence(config, backbone, dataset, encoder).look
     features = trunk_features(encoder, dataset)
     kept = gather_evidence(config, backbone, dataset, encoder).look
@@ -164,7 +164,7 @@ def test_a_pass_has_twice_as_many_images_as_regressors():
 def test_given_features_are_looked_up_by_row():
     dataset = open_data("toyfaces:50", 16)
     given = np.arange(100.0).reshape(50, 2)
-    encoder = new_encoder(SolveConfig(code_dim=2, subsets=1), tiny_backbone(), given)
+    encoder = unsolved_encoder(SolveConfig(code_dim=2, subsets=1), tiny_backbone(), given)
     assert encoder.description["kind"] == "given" and encoder.trunk.features == 2
     found = feature_map(encoder, require_features(given, dataset))(torch.zeros(3, 1), np.array([7, 0, 49]))
     assert found.dtype == torch.float32 and found.tolist() == [[14, 15], [0, 1], [98, 99]]

@@ -1,5 +1,7 @@
 """`diti.solve(features=...)`: z from the features of any other network."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,9 @@ import torch
 import diti
 from diti.cli import main
 from diti.core.images import to_float
+from diti.core.runs import RunFolder
 from diti.data.sources import open_data
+from diti.reporting.build import size_of
 
 DATA = "toyfaces:300"
 SMALL = {"code_dim": 6, "subsets": 3, "stretches": 3, "images": 256}
@@ -58,15 +62,40 @@ def test_the_code_and_the_noise_of_an_image_give_it_back(made):
 def test_images_are_refused_in_one_line(made, tmp_path, capsys):
     dataset, _, model = made
     for images in (np.array(dataset.images[:2]), to_float(dataset.pixels(np.arange(2)))):
-        with pytest.raises(diti.InputError, match=r"features of another network; got shape .* takes \(B, 48\)"):
+        with pytest.raises(
+            diti.InputError, match=r"features of another network, numbers \(N, 48\), and got shape"
+        ):
             model.encode(images)
-    with pytest.raises(diti.InputError, match="features of another network"):
-        model.reconstruct(dataset.images[:2])
+    for draws in (model.reconstruct, model.edit, lambda images: model.interpolate(images[:1], images[1:])):
+        with pytest.raises(diti.InputError, match=r"use z = model\.encode\(features\), then model\.reconstruct"):
+            draws(dataset.images[:2])
+    with pytest.raises(diti.InputError, match=r"features of another network, .* and images were given"):
+        diti.encode(model, dataset)
     model.save(tmp_path / "model")
     assert main(["encode", str(tmp_path / "model"), DATA, "--out", str(tmp_path / "z.parquet")]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("diti: ") and "features of another network" in last
     assert not (tmp_path / "z.parquet").exists()
+
+
+def test_a_run_folder_is_whole_and_knows_its_features(made, folder, tmp_path):
+    """As of the verb; the card tells what z removes, and other features are another run."""
+    dataset, features, model = made
+    out, backbone = tmp_path / "run", diti.load_backbone(folder / "backbone")
+    found = diti.solve(dataset, backbone, features=features, out=out, **SMALL)
+    torch.testing.assert_close(found.encode(features), model.encode(features), atol=1e-4, rtol=0)
+    assert not RunFolder(out).missing()
+    checks = json.loads((out / "checks.json").read_text())
+    assert checks["loss_removed"] > 0.01 > checks["loss_removed_shuffled"]
+    rows = dataset.rows("valid")[:8]
+    images, z = dataset.images[rows], found.encode(features[rows])
+    error = (found.reconstruct(images, z=z) - to_float(images)).square().mean().item()
+    assert checks["reconstruction_mse"] == pytest.approx(error, rel=1e-3)
+    for others in (features + 1, None):
+        with pytest.raises(diti.InputError, match=r"other settings \(features_hash\)"):
+            diti.solve(dataset, backbone, features=others, out=out, **SMALL)
+    with pytest.raises(diti.InputError, match="encodes features of another network, and a report encodes images"):
+        size_of([out])
 
 
 def test_the_folder_brings_it_back(made, tmp_path):

@@ -8,13 +8,15 @@ from tiny import tiny_backbone
 
 import diti
 from diti.cli import main
-from diti.config import EncoderConfig, SolutionConfig, TrainConfig, TrainingConfig, resolve
+from diti.config import EncoderConfig, SolutionConfig, TrainConfig, TrainingConfig
 from diti.core.errors import InputError
 from diti.core.rng import Draws
 from diti.data.sources import cache_folder, open_data
+from diti.representation.checks import loss_curves
 from diti.representation.methods import diti as objective
-from diti.representation.methods.checks import loss_curves
 from diti.representation.networks.shift import ShiftDecoder
+from diti.representation.registry import find_method
+from diti.representation.settings import resolve
 from diti.representation.solve import start as starting
 from diti.representation.solve.solved import solve_networks
 from diti.representation.solve.start import remember, solve_settings
@@ -53,7 +55,8 @@ def solved(dataset, backbone):
 
 
 def build(backbone, dataset, **changes):
-    return objective.build(dataclasses.replace(CONFIG, **changes), backbone, dataset)
+    config = dataclasses.replace(CONFIG, **changes)
+    return find_method(config.method).build(config, backbone, dataset)
 
 
 def never(*given, **options):
@@ -129,7 +132,7 @@ def test_the_path_adds_nothing_yet_so_the_loss_is_the_solved_one(solved, backbon
     with torch.no_grad():
         said = begun.decoder(x, t, begun.partition.mask(begun.encoder(x.clamp(-1, 1)), t))
     assert said.g.abs().max() == 0 and said.linear.abs().max() > 1e-4
-    found = objective.evaluate(begun, dataset)
+    found = objective.DiTiMethod().evaluate(begun, dataset)
     alone = loss_curves(solved.encoder, solved.decoder, solved.solution.partition, dataset)
     assert found["loss_removed"] == pytest.approx(alone.removed(), abs=1e-6)
     assert found["loss_removed"] > 0 and found["loss_removed"] > found["loss_removed_shuffled"]

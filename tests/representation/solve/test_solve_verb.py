@@ -16,9 +16,11 @@ from diti.cli import main
 from diti.config import BackboneConfig, SolutionConfig, SolveConfig
 from diti.core.images import to_float
 from diti.core.runs import RunFolder
+from diti.core.settings import load_yaml
 from diti.data.sources import open_data
 from diti.diffusion.backbone import build_backbone
-from diti.representation.methods.registry import Findings
+from diti.reporting.runs import check_finished
+from diti.representation.finish import Findings
 from diti.representation.solve import collect as collecting
 from diti.representation.solve import evidence as gathering
 from diti.representation.solve import run as run_module
@@ -180,6 +182,25 @@ def test_from_python_it_is_the_same(run, folder, images, tmp_path):
     torch.testing.assert_close(diti.load(tmp_path / "model").encode(images), model.encode(images))
 
 
+def test_from_python_the_folder_is_that_of_the_verb(run, folder, tmp_path, monkeypatch):
+    """Also of objects: a run that reports take, that is continued, and that quotes no word of a user's script."""
+    monkeypatch.setattr("sys.argv", ["mine.py", "--password", "secret"])
+    out, held = tmp_path / "model", (open_data(DATA, 16), diti.load_backbone(folder / "backbone"))
+    model = diti.solve(*held, out=out, **SETTINGS)
+    assert {path.name for path in out.iterdir()} == {path.name for path in run.iterdir()}
+    check_finished(out)
+    ours, theirs = (json.loads((place / "run.json").read_text()) for place in (out, run))
+    assert ours.pop("command") == "called from Python" != theirs.pop("command") and ours == theirs
+    config = load_yaml(SolveConfig(), out / "config.yaml")
+    assert config.data == str(held[0].path) and config.backbone == "given in Python"
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "gather_evidence", looked_again)
+        assert torch.equal(diti.solve(*held, out=out, **SETTINGS).encoder.head.weight, model.encoder.head.weight)
+        assert main(words(folder, out)) == 0, "by names it is the same run"
+    with pytest.raises(diti.InputError, match=r"other settings \(code_dim\)"):
+        diti.solve(*held, out=out, **{**SETTINGS, "code_dim": 11})
+
+
 def test_pdae_is_never_masked(run, images):
     quick = {**SETTINGS, "images": 192, "stretches": 1}
     model = diti.solve(open_data(DATA, 16), tiny_backbone(), method="pdae", **quick)
@@ -207,7 +228,7 @@ def test_a_stopped_run_continues_to_the_same_model(run, folder, tmp_path, monkey
     assert looks[0]["images"] == 192 and looks[1]["images"] > 256
     monkeypatch.setattr(collecting, "SECONDS_BETWEEN_STATES", wait)
     monkeypatch.setattr(collecting, "CHUNK", 64)
-    monkeypatch.setattr(run_module, "finish", lambda method, model, *rest: model.save(out) or Findings())
+    monkeypatch.setattr(run_module, "finish", lambda model, *rest: model.save(out) or Findings())
     real, seen = collecting.Pass.take_in, []
 
     def stopping(job, sums, walk, start, count):
@@ -244,9 +265,18 @@ def test_small_images_have_fewer_axes_than_the_settings_allow(run, monkeypatch):
     assert model.decoder.linear.axes.count == 3 * 8 * 8
 
 
-def test_a_code_may_be_longer_than_the_features_that_are_looked_at_by_default(run, folder):
-    settings = {**SETTINGS, "whitened": 5, "images": 192, "stretches": 1}
-    assert diti.solve(DATA, str(folder / "backbone"), **settings).dims == 12
+def test_a_code_longer_than_the_features_looked_at_is_recorded_as_it_was_made(run, folder, tmp_path, monkeypatch):
+    looked: list[int] = []
+    first_look = gathering.first_look
+
+    def watched(*arguments):
+        look = first_look(*arguments)
+        looked.append(look.phi.shape[1])
+        return look
+
+    monkeypatch.setattr(gathering, "first_look", watched)
+    assert main(words(folder, tmp_path / "out", "--whitened", "5", "--images", "192")) == 0
+    assert looked == [12] == [load_yaml(SolveConfig(), tmp_path / "out" / "config.yaml").solution.whitened]
 
 
 def test_few_pixel_axes_and_a_short_pass_still_have_a_solution(run, folder, images):

@@ -37,7 +37,7 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     if list_path is None:
         raise InputError(
             f"{ATTRIBUTES}.txt (or .csv) is missing; it is expected in {roots[0]} or its folder Anno: "
-            "put CelebA's attribute list there, or read the images without attributes by --kind folder"
+            "put CelebA's attribute list there, or read the images without attributes with --kind folder"
         )
     listed, columns, notes = read_attributes(list_path)
     check_ignored(options.ignore, [*columns.column_names, "split", "identity"], list_path)
@@ -112,7 +112,7 @@ def read_attributes(path: Path) -> tuple[list[str], pa.Table, tuple[str, ...]]:
 
 
 def _single_blanks(text: bytes) -> bytes:
-    """Columns are aligned by runs of blanks; the CSV parser wants exactly one, and none at the end."""
+    """Columns are aligned by runs of blanks; the CSV parser needs exactly one, and none at the end."""
     text = text.replace(b"\r\n", b"\n").replace(b"\t", b" ")
     while b"  " in text:
         text = text.replace(b"  ", b" ")
@@ -150,7 +150,7 @@ def read_pairs(path: Path) -> dict[str, str]:
 def people_and_splits(
     names: Sequence[str], roots: Sequence[Path], ignore: Collection[str]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Columns `split` and `identity` of some images, as far as their lists are there, and notes."""
+    """Columns `split` and `identity` of some images, as far as their lists exist, and notes."""
     labels: dict[str, list[str]] = {}
     for column, stem in (("split", PARTITION), ("identity", IDENTITY)):
         path = find_list(roots, stem)
@@ -176,7 +176,7 @@ def _values_of(names: Sequence[str], values: dict[str, str], path: Path) -> list
 def _match_disk(listed: Sequence[str], images: Path, list_path: Path) -> tuple[list[int], list[str], list[str]]:
     """Rows of the list that have a file, the names of these files, and notes on what does not match.
 
-    The lists say .jpg also where the images are .png.
+    The lists say .jpg even where the images are .png.
     """
     on_disk = {file.name for file in images.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES}
     by_stem = {PurePath(name).stem: name for name in on_disk}

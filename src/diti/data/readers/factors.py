@@ -67,7 +67,7 @@ def _source(
 
 
 def _matching(path: Path, patterns: Sequence[str]) -> list[Path]:
-    """The file itself, or the files of a folder, that are called like one of the patterns."""
+    """The file itself, or the files of a folder, that match one of the patterns."""
     files = path.iterdir() if path.is_dir() else [path]
     called = (file for file in files if any(fnmatch(file.name.lower(), pattern) for pattern in patterns))
     return sorted(file for file in called if file.is_file())
@@ -105,7 +105,7 @@ def open_shapes3d(path: Path, options: ReadOptions) -> Source:
         with h5py.File(file, "r") as handle:
             labels = handle["labels"][:]
             images = handle["images"]
-            # Compressed chunks usually span many images; reading less than one unpacks it again and again.
+            # Compressed chunks usually span many images; reading less than one unpacks it repeatedly.
             block = min(images.chunks[0] if images.chunks else ReadHdf5.block, 8192)
             shape, kind = images.shape, images.dtype
     except (OSError, KeyError) as error:
@@ -139,7 +139,7 @@ class ReadHdf5:
 def _hdf5_block(path: Path, written: int, start: int, count: int) -> np.ndarray:
     """Some images (count, H, W, 3); the last ones are kept, because the next rows are mostly from them too.
 
-    `written` is the file's time of change, so that nothing of an older file is kept.
+    `written` is the file's time of change, so that nothing from an older file is kept.
     """
     import h5py
 
@@ -174,7 +174,7 @@ def detect_mpi3d(path: Path) -> bool:
 
 
 def open_mpi3d(path: Path, options: ReadOptions, grids: Sequence[tuple[int, ...]] = MPI3D_GRIDS) -> Source:
-    """Array `images` (N, H, W, 3) in the order of the factors; N tells which of the known grids it is."""
+    """Array `images` (N, H, W, 3) in the order of the factors; N shows which of the known grids it is."""
     file = _the_file(path, MPI3D_FILES)
     count = _count_images(file, "images", 3)
     sizes = next((grid for grid in grids if math.prod(grid) == count), None)
@@ -199,8 +199,8 @@ def _count_images(file: Path, array: str, dimensions: int) -> int:
 class _ArrayStream:
     """One array of an npz, read image by image: unpacked whole, it would be gigabytes.
 
-    A compressed member can only be read onwards. Rows arrive in ascending order, so that is enough; going
-    back starts again from the beginning.
+    A compressed member can only be read forwards. Rows arrive in ascending order, so that is enough; going
+    back means starting again.
     """
 
     def __init__(self, path: Path, array: str) -> None:
@@ -214,7 +214,7 @@ class _ArrayStream:
             raise ValueError(f"{array} must be an array of numbers in C order")
 
     def read(self, first: int, count: int, dimensions: int) -> np.ndarray:
-        """Some rows of the array seen as (N, ...) with so many dimensions behind N; fewer where it ends early."""
+        """Some rows of the array, seen as (N, ...) with that many dimensions after N; fewer if it ends early."""
         shape = self.shape[-dimensions:]
         size = math.prod(shape) * self.dtype.itemsize
         self.stream.seek(self.start + first * size)

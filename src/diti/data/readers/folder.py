@@ -1,84 +1,116 @@
-"""A folder of images, any nesting, with an optional table of attributes; FFHQ is such a folder too."""
+"""A folder of images, any nesting, with an optional table of attributes."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
 from diti.core.errors import InputError
 from diti.data.attributes import TABLE_SUFFIXES, dataset_table, join_attributes, split_word
+from diti.data.decode import reads_heif
 from diti.data.source import ReadFiles, ReadOptions, Source
 
 IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".tga", ".avif", ".jp2"),
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".avif", ".jp2", ".j2k"),
+)
+HEIF_SUFFIXES = (".heic", ".heif", ".hif")
+OTHER_SUFFIXES = (  # images of kinds that cannot be read
+    *(".svg", ".svgz", ".jxl", ".psd", ".xcf", ".exr", ".hdr", ".raw", ".dng", ".cr2", ".cr3", ".crw"),
+    *(".nef", ".nrw", ".arw", ".srf", ".sr2", ".orf", ".rw2", ".raf", ".pef", ".srw", ".3fr", ".iiq", ".x3f"),
 )
 TABLE_STEMS = ("attributes", "labels", "metadata")  # found without being named, in this order
-FFHQ_TRAIN = 60_000  # FFHQ's README: the first 60,000 images are for training, the rest for validation
 
 
 def detect(path: Path) -> bool:
-    """Any folder; this reader is asked last."""
+    """Any folder; this reader is tried last."""
     return path.is_dir()
 
 
 def open_source(path: Path, options: ReadOptions) -> Source:
     """All images below a folder, in the order of their names."""
-    files = list_images(path)
+    found = find_images(path)
     table_path = options.attributes or _table_beside(path)
     if table_path is None:
-        return _without_table(path, files, options)
-    if not table_path.is_file():
-        raise InputError(f"--attributes {table_path} does not exist; name a CSV, TSV or parquet file")
+        return _without_table(path, found, options)
     kept, table, notes = join_attributes(
-        files, table_path, ignore=options.ignore, only_labelled=options.only_labelled
+        found.images, table_path, ignore=options.ignore, only_labelled=options.only_labelled
     )
-    files = [files[row] for row in kept]
+    files = [found.images[row] for row in kept]
     if "split" not in table.column_names and (split := folder_split(files)):
         table = table.add_column(1, "split", pa.array(split, pa.string()))
-    return Source("folder", str(path), table, ReadFiles(path, files), notes=notes)
+    return _source(path, files, table, found, notes)
 
 
-def _without_table(path: Path, files: list[str], options: ReadOptions) -> Source:
+def _without_table(path: Path, found: Found, options: ReadOptions) -> Source:
     if options.ignore or options.only_labelled:
         raise InputError(
             f"--ignore and --only-labelled need a table of attributes and {path} has none; add --attributes FILE"
         )
-    name, split = ("ffhq", ffhq_split(files)) if is_ffhq(files) else ("folder", folder_split(files))
-    return Source(name, str(path), dataset_table(files, split=split), ReadFiles(path, files))
+    return _source(path, found.images, dataset_table(found.images, split=folder_split(found.images)), found)
 
 
-def list_images(root: Path) -> list[str]:
-    """Paths of all image files below root, relative, with forward slashes, sorted; hidden ones left out.
+def _source(path: Path, files: list[str], table: pa.Table, found: Found, notes: tuple[str, ...] = ()) -> Source:
+    title = path.resolve().name.encode(errors="backslashreplace").decode()  # a name on disk may be any bytes
+    return Source(
+        "folder", str(path), table, ReadFiles(path, files), notes=notes, title=title, left_out=found.left_out
+    )
 
-    Links are followed, but each file is listed once: under its own name where that lies below root.
+
+@dataclass(frozen=True)
+class Found:
+    """What a folder holds, at any depth."""
+
+    images: list[str]  # relative, with forward slashes, sorted
+    left_out: tuple[tuple[str, str], ...]  # images of a kind that cannot be read, sorted, and why
+
+
+def find_images(root: Path) -> Found:
+    """All image files below root; hidden ones left out.
+
+    Links are followed, but each file is listed once: under its own name where that is below root.
     """
-    named: dict[str, str] = {}  # the real place of a file → the path under which it is listed
+    named: dict[str, str] = {}  # the real path of a file → the path under which it is listed
     linked: dict[str, str] = {}
     other: list[str] = []
     for folder, entries in _folders(root):
         real, inside = os.path.realpath(folder), folder.relative_to(root)
         for entry in entries:
             path = (inside / entry.name).as_posix()
-            if Path(path).suffix.lower() not in IMAGE_SUFFIXES:
+            if not _is_image(path):
                 other.append(path)
             elif entry.is_symlink():
                 linked.setdefault(os.path.realpath(entry.path), path)
             else:
                 named[os.path.join(real, entry.name)] = path  # noqa: PTH118 (of millions of files)
-    found = list({**linked, **named}.values())
-    if not found:
+    images = list({**linked, **named}.values())
+    unreadable = {path: why for path in other if (why := _why_unreadable(path))}
+    if not images:
         held = f"it holds {', '.join(sorted(other)[:2])}" if other else "it is empty"
-        raise InputError(f"{root} holds no images ({held}); known endings: {' '.join(IMAGE_SUFFIXES)}")
-    return sorted(found)
+        reason = f"; {next(iter(sorted(unreadable.items())))[1]}" if unreadable else ""
+        raise InputError(f"{root} holds no images ({held}{reason}); known endings: {' '.join(IMAGE_SUFFIXES)}")
+    return Found(sorted(images), tuple(sorted(unreadable.items())))
+
+
+def _is_image(path: str) -> bool:
+    suffix = Path(path).suffix.lower()
+    return suffix in IMAGE_SUFFIXES or (suffix in HEIF_SUFFIXES and reads_heif())
+
+
+def _why_unreadable(path: str) -> str:
+    """Why a file is not listed with the images; empty where it is not an image at all."""
+    suffix = Path(path).suffix.lower()
+    if suffix in HEIF_SUFFIXES:
+        return f"{suffix} needs the extra: pip install 'diti-torch[heic]'"
+    return f"{suffix} cannot be read: save it as PNG or JPEG" if suffix in OTHER_SUFFIXES else ""
 
 
 def _folders(root: Path) -> Iterator[tuple[Path, list[os.DirEntry[str]]]]:
-    """Each folder below root once, with what it holds beside folders; what lies behind links comes last."""
+    """Each folder below root once, with what it holds besides folders; what links lead to comes last."""
     folders, links = [root], list[Path]()
     seen = set[Path]()
     while folders or links:
@@ -104,19 +136,7 @@ def _table_beside(root: Path) -> Path | None:
 
 
 def folder_split(files: list[str]) -> list[str] | None:
-    """Splits from top folders called train, valid, test and the like; None unless every image lies in one."""
+    """Splits from top folders called train, valid, test and the like; None unless every image is in one."""
     words = [split_word(PurePosixPath(file).parts[0]) if "/" in file else None for file in files]
-    numbered = all(PurePosixPath(file).parts[0].isdigit() for file in files)  # folders 0, 1, 2 are no splits
+    numbered = all(PurePosixPath(file).parts[0].isdigit() for file in files)  # folders 0, 1, 2 are not splits
     return None if numbered or None in words else [word for word in words if word]
-
-
-def is_ffhq(files: list[str]) -> bool:
-    """FFHQ: nothing but PNGs called by a number of five digits, flat or in folders of thousands."""
-    name = re.compile(r"(.*/)?\d{5}\.png")
-    return all(name.fullmatch(file) for file in files)
-
-
-def ffhq_split(files: list[str]) -> list[str] | None:
-    """FFHQ's own split; None (split by hash) where a part of the set leaves nothing to validate on."""
-    split = ["train" if int(PurePosixPath(file).stem) < FFHQ_TRAIN else "valid" for file in files]
-    return split if len(set(split)) == 2 else None

@@ -21,10 +21,10 @@ from diti.data.split import VALID_SHARE, split_by_hash
 
 SCORES = "lfw_attributes.txt"
 DEV_TRAIN, DEV_TEST = "peopleDevTrain.txt", "peopleDevTest.txt"
-# Where several versions lie side by side: the paper uses the funneled one.
+# Where there are several versions: the paper uses the funneled one.
 PREFERRED = ("lfw_funneled", "lfw-funneled", "lfw-deepfunneled", "lfw_deepfunneled", "lfw")
 _IMAGE = re.compile(r"(?P<person>.+)_(?P<number>\d+)\.(jpg|jpeg|png)", re.IGNORECASE)
-_PEEK = 8  # folders looked into before a folder counts as not LFW's
+_PEEK = 8  # subfolders to check before a folder counts as not LFW's
 
 
 class Photo(NamedTuple):
@@ -100,7 +100,7 @@ def _is_called_lfw(folder: Path) -> bool:
 
 
 def _holds_people(folder: Path) -> bool:
-    """Whether some of the first subfolders hold an image called like the subfolder."""
+    """Whether some of the first subfolders hold an image named after the subfolder."""
     if not folder.is_dir():
         return False
     people = islice((entry for entry in folder.iterdir() if entry.is_dir()), _PEEK)
@@ -115,7 +115,7 @@ def _photos_of(folder: Path) -> Iterator[Photo]:
 
 
 def _photos(images: Path) -> tuple[list[Photo], int]:
-    """All images in the order of their names, and the number of files called otherwise."""
+    """All images in the order of their names, and the number of files with other names."""
     photos: list[Photo] = []
     files = 0
     for folder in images.iterdir():

@@ -19,7 +19,7 @@ from diti.data.source import Picture, ReadOptions, Source
 
 DATA = "data.mdb"
 LENGTH = b"length"  # Diff-AE's databases say how many images they hold; LSUN's have no such key
-STRIDE = 512  # every so many keys one is kept, to find the others from
+STRIDE = 512  # one key in this many is kept, to find the others from
 CELEBA_HQ = "CelebAMask-HQ-attribute-anno.txt"
 # Sets that are known by their number of images and published in the order train, valid, test.
 PUBLISHED = {
@@ -30,7 +30,7 @@ PUBLISHED = {
 
 @contextmanager
 def _cursor(folder: Path) -> Iterator[Any]:
-    """A cursor over one database; closed at the end, for a database must not be open twice in a process."""
+    """A cursor over one database; closed at the end, since a database must not be open twice in a process."""
     try:
         import lmdb
     except ImportError:
@@ -43,7 +43,7 @@ def _cursor(folder: Path) -> Iterator[Any]:
         ):
             pages = environment.info()["last_pgno"] + 1
             if (folder / DATA).stat().st_size < pages * environment.stat()["psize"]:
-                # LMDB would run beyond the end, which kills the process.
+                # LMDB would read past the end, which kills the process.
                 raise InputError(f"{folder} cannot be read as an LMDB: {DATA} ends early; fetch it again")
             yield cursor
     except lmdb.Error as error:
@@ -52,7 +52,7 @@ def _cursor(folder: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """A run of keys in the order of one database. All keys of LSUN would be hundreds of MB to hand around."""
+    """A run of keys in the order of one database. All keys of LSUN would be hundreds of MB to pass around."""
 
     folder: Path
     count: int
@@ -60,7 +60,7 @@ class KeyRange:
 
     @classmethod
     def of(cls, folder: Path, keys: Sequence[bytes]) -> KeyRange:
-        """`keys` follow each other in the database."""
+        """From `keys` in the order of the database."""
         return cls(folder, len(keys), tuple(keys[::STRIDE]))
 
     def values(self, rows: Sequence[int]) -> list[bytes]:
@@ -72,7 +72,7 @@ class KeyRange:
                 landmark = row // STRIDE
                 if not landmark * STRIDE <= position <= row:
                     if not cursor.set_key(self.landmarks[landmark]):
-                        raise InputError(f"{self.folder} has changed while it was read")
+                        raise InputError(f"{self.folder} changed while it was read")
                     position = landmark * STRIDE
                 for _ in range(row - position):
                     cursor.next()
@@ -154,7 +154,7 @@ def _all_keys(folder: Path) -> list[bytes]:
 
 
 def detect_diffae(path: Path) -> bool:
-    """An LMDB folder with the key `length`. What cannot be opened is left to LSUN's reader to complain about."""
+    """An LMDB folder with the key `length`. What cannot be opened is left to LSUN's reader to report."""
     if not (path / DATA).is_file():
         return False
     try:
@@ -180,7 +180,7 @@ def open_diffae(path: Path, options: ReadOptions) -> Source:
 
 
 def keys_by_size(keys: Sequence[bytes], path: Path) -> dict[int | None, list[bytes]]:
-    """Keys {size}-{index} by size; the size of images stored as they came is written None."""
+    """Keys {size}-{index} by size; images stored unresized have the size None."""
     by_size: dict[int | None, list[bytes]] = {}
     for key in keys:
         size, _, index = key.partition(b"-")
@@ -210,7 +210,7 @@ def _check_length(path: Path, count: int) -> list[str]:
 def _labels(
     indices: Sequence[int], path: Path, ignore: Collection[str]
 ) -> tuple[dict[str, list[str]], dict[str, pa.ChunkedArray], list[str]]:
-    """Split and identity, attributes, and notes. A list that is not as long as the database is another set's."""
+    """Split and identity, attributes, and notes. A list of another length belongs to another set."""
     roots = [path, path.parent, path.parent / "celeba_anno"]
     labels, notes = _published_split(indices, ignore)
     unused = []
@@ -223,7 +223,7 @@ def _labels(
         rows = _rows_of(indices, names, list_path)
         if list_path.name != CELEBA_HQ:
             listed, listed_notes = celeba.people_and_splits([names[row] for row in rows], roots, ignore)
-            if "split" in listed or "split" not in labels:  # the list of the partition comes before the order
+            if "split" in listed or "split" not in labels:  # the partition list takes precedence over the order
                 notes = listed_notes
             labels |= listed
         attributes = celeba.columns_of(columns.take(pa.array(rows)), skip=ignore)
@@ -250,7 +250,7 @@ def _rows_of(indices: Sequence[int], names: Sequence[str], list_path: Path) -> l
     if lacking is not None:
         raise InputError(
             f"{list_path} has no row for image {lacking} of the database; "
-            "move the list away to go without attributes"
+            "move the list away to do without attributes"
         )
     return [row_of[str(index)] for index in indices]
 

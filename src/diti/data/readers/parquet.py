@@ -49,7 +49,7 @@ def detect(path: Path) -> bool:
 
 
 def open_source(path: Path, options: ReadOptions) -> Source:
-    """All rows of all files. Only the columns beside the images are read here."""
+    """All rows of all files. Only the columns besides the images are read here."""
     files = _find(path)
     schema = _schema(files[0])
     check_names(schema.names, path)
@@ -118,7 +118,7 @@ def _is_image(kind: pa.DataType) -> bool:
 
 
 def _columns(schema: pa.Schema, image: str, options: ReadOptions, path: Path) -> tuple[list[str], list[str]]:
-    """The columns to read beside the pixels, and a note on those that cannot be attributes."""
+    """The columns to read besides the pixels, and a note on those that cannot be attributes."""
     others = [name for name in schema.names if name != image]
     check_ignored(options.ignore, others, path)
     wanted = [name for name in others if name not in options.ignore]
@@ -141,7 +141,7 @@ def _read_columns(files: Sequence[Path], columns: list[str]) -> pa.Table:
 
 
 def split_by_shard(names: Sequence[str]) -> tuple[list[str] | None, list[str]]:
-    """Splits from names such as train-00000-of-00002 or validation/0000, where they tell files apart."""
+    """Splits from names such as train-00000-of-00002 or validation/0000, where these differ between files."""
     words = [_word(name) for name in names]
     if set(words) == {None}:
         return None, []
@@ -204,7 +204,7 @@ class ReadParquet:
 def _row_group(path: Path, written: int, group: int, column: str) -> pa.ChunkedArray:
     """The images of one row group; the last one is kept, because the next rows are mostly from it too.
 
-    `written` is the file's time of change, so that nothing of an older file is kept.
+    `written` is the file's time of change, so that nothing from an older file is kept.
     """
     with pq.ParquetFile(path.absolute()) as parquet:
         # No threads of pyarrow: this runs in forked processes.

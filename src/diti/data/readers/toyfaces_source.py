@@ -28,7 +28,7 @@ def open_source(location: str, options: ReadOptions) -> Source:
     if not 1 <= count <= MOST:
         raise InputError(f"{location} is not understood; write toyfaces or toyfaces:N with N from 1 to {MOST:,}")
     if options.size is None:
-        raise InputError(f"{location} is drawn at any size and none is given; say which: size=32, or --size 32")
+        raise InputError(f"{location} can be drawn at any size and none is given; add size=32, or --size 32")
     check_size(options.size)
     factors = sample(count, SEED)
     table = dataset_table(

@@ -1,10 +1,8 @@
-"""What objectives share: an encoder at its start, and what a method does that defines nothing of its own."""
+"""What objectives share: an encoder at its start, and what its trunk sees."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +16,8 @@ from diti.core.rng import Draws
 from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
 from diti.representation.features import frozen_features, kept_features
-from diti.representation.methods.registry import Findings
-from diti.representation.models.model import BATCH, EncodeOnly, Model, inference
+from diti.representation.models.model import BATCH
 from diti.representation.networks.encoder import Encoder, build_encoder
-from diti.representation.partition import Partition
 
 HEAD_IMAGES = 4_096  # training images from which the head of a `backbone` encoder is fitted
 CHECKED_IMAGES, CHECKED_BATCH, SEED = 1_024, 128, 0  # of the validation loss
@@ -42,7 +38,7 @@ class SeenBefore:
 class EncoderObjective(Objective):
     """An objective that trains an encoder, whatever else it trains."""
 
-    makes_views = False  # whether the trunk looks at other images than those that are given
+    makes_views = False  # whether the trunk looks at images other than those given
     seen_before: SeenBefore | None = None  # of the training images, see `see_before`
 
     def __init__(self, encoder: Encoder, encoder_rate: float = 1.0) -> None:
@@ -106,36 +102,3 @@ def checked_rows(dataset: Dataset, least: int = 1) -> np.ndarray:
     """The first validation images, or training images where there are fewer than `least` of them."""
     rows = dataset.rows("valid")
     return (rows if len(rows) >= least else dataset.rows("train"))[:CHECKED_IMAGES]
-
-
-# ---- The defaults of `Method` ------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def evaluate(objective: EncoderObjective, dataset: Dataset) -> dict[str, Any]:
-    """The loss on fixed validation images with fixed random numbers; on training images where there are none."""
-    rows = checked_rows(dataset)
-    device, losses = objective.encoder.head.weight.device, []
-    with inference(objective):
-        for start in range(0, len(rows), CHECKED_BATCH):
-            pixels = to_float(dataset.pixels(rows[start : start + CHECKED_BATCH])).to(device)
-            losses.append(objective(pixels, Draws(SEED, start, len(pixels))).per_image.double().cpu())
-    return {"validation_loss": torch.cat(losses).mean().item()}
-
-
-def model(objective: EncoderObjective, config: TrainConfig, mean: Tensor, std: Tensor) -> Model:
-    """A model that encodes, and nothing else; all its dims belong together."""
-    return EncodeOnly(objective.encoder, Partition.single(1, len(mean)), mean, std, config.method)
-
-
-def assess(model: Model, dataset: Dataset, folder: Path) -> Findings:
-    """How much the dims of z vary over the training images: a code that collapsed does not."""
-    _, std = model.statistics()
-    smallest, largest = std.min().item(), std.max().item()
-    sentence = f"standard deviation of the dims of z over the training images: {smallest:.2g} to {largest:.2g}"
-    return Findings({"smallest_std": smallest, "largest_std": largest}, (sentence,))
-
-
-def validate(config: TrainConfig, backbone: Backbone | int) -> None:
-    """InputError where the encoder cannot be built; backbone: or the side of the images where there is none."""
-    build_encoder(config.code, backbone, seed=0)

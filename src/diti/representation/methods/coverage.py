@@ -1,7 +1,7 @@
 """Mode collapse: does a generator draw as many different images as there are?
 
 Images are compared by the mean colours of 8×8 cells, which need no network and are the same for every run.
-Letters: N real images, M generated ones, F features.
+Notation: N real images, M generated ones, F features.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Variety:
 
     @property
     def collapsed(self) -> bool:
-        """All alike, or a few kinds that repeat, however far these are apart."""
+        """All alike, or a few kinds that repeat, however far apart these are."""
         return self.diversity < LEAST_DIVERSITY or self.novelty < LEAST_NOVELTY
 
     def record(self) -> dict[str, float]:
@@ -48,10 +48,10 @@ class Variety:
 
 
 def variety(real: Tensor, generated: Tensor) -> Variety:
-    """Of images (N, 3, H, W) and (M, 3, H, W) in [-1, 1]; M should be N."""
+    """Compare images (N, 3, H, W) and (M, 3, H, W) in [-1, 1]; M should be N."""
     if len(real) < 2 or len(generated) < 2:
         raise InputError(
-            f"{len(real)} real and {len(generated)} generated images; mode collapse shows in 2 or more of each"
+            f"{len(real)} real and {len(generated)} generated images; mode collapse needs 2 or more of each"
         )
     here, there = cell_colours(real), cell_colours(generated)
     least = torch.finfo(torch.float32).eps  # real images that are all the same have no distance

@@ -22,17 +22,19 @@ from diti.diffusion.backbone import Backbone, build_backbone
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample
 from diti.diffusion.validation import fixed_batches
 from diti.presets import preset
+from diti.representation.checks import RECONSTRUCTIONS, save_reconstructions
+from diti.representation.finish import Findings
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
-from diti.representation.methods.checks import RECONSTRUCTIONS, save_reconstructions
-from diti.representation.methods.registry import Findings
-from diti.representation.models.diffae import DiffAE
+from diti.representation.methods.method import Method
+from diti.representation.models.diffae import DiffAE, load_diffae
 from diti.representation.models.model import inference
 from diti.representation.networks.conditioned import ConditionedUNet
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.partition import Partition
+from diti.representation.registry import listed
 
 
-class Denoising(EncoderObjective):
+class ConditionedDenoising(EncoderObjective):
     """L_simple of Diff-AE: E ||ε - ε_θ(x_t, t, f(x0))||² over images, uniform time-steps and noise."""
 
     def __init__(self, encoder: Encoder, decoder: ConditionedUNet, encoder_rate: float = 1.0) -> None:
@@ -54,21 +56,50 @@ def conditional_loss(decoder: ConditionedUNet, images: Tensor, t: Tensor, noise:
     return dm_loss_eps(output_target(images, noise, abar_t, decoder.prediction_type), decoder(x_t, t, z))
 
 
-# ---- The method: how it starts, what is told about it -------------------------------------------------------
+class DiffAEMethod(Method):
+    """Nothing is frozen: where there is a backbone, the U-Net starts from it."""
 
+    name, title, about = listed("diffae")
+    loss = "squared error of what the U-Net predicts"
+    decodes = True
+    uses = ()
 
-def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Denoising:
-    """Encoder and U-Net before the first step."""
-    _check(config)
-    encoder = new_encoder(config, backbone, dataset)
-    return Denoising(encoder, new_decoder(config, backbone or dataset.size), encoder_rate(config))
+    def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> ConditionedDenoising:
+        """Encoder and U-Net before the first step."""
+        _check(config)
+        encoder = new_encoder(config, backbone, dataset)
+        return ConditionedDenoising(encoder, new_decoder(config, backbone or dataset.size), encoder_rate(config))
 
+    def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
+        """InputError where a network cannot be built."""
+        _check(config)
+        build_encoder(config.code, backbone, seed=0)
+        new_decoder(config, backbone)
 
-def validate(config: TrainConfig, backbone: Backbone | int) -> None:
-    """InputError where a network cannot be built."""
-    _check(config)
-    build_encoder(config.code, backbone, seed=0)
-    new_decoder(config, backbone)
+    def evaluate(self, objective: ConditionedDenoising, dataset: Dataset) -> dict[str, Any]:
+        """Validation losses with z and with z shuffled."""
+        with inference(objective):
+            return validation_losses(objective.encoder, objective.decoder, dataset).record()
+
+    def model(self, objective: ConditionedDenoising, config: TrainConfig, mean: Tensor, std: Tensor) -> DiffAE:
+        """The trained networks as a model."""
+        partition = Partition.single(objective.decoder.timesteps, len(mean))
+        return DiffAE(objective.encoder, objective.decoder, partition, mean, std, self.name)
+
+    def assess(self, model: DiffAE, dataset: Dataset, folder: Path) -> Findings:
+        """Is z used, and what does it keep: the losses, and a picture of reconstructions."""
+        with inference(model.encoder, model.decoder):
+            losses = validation_losses(model.encoder, model.decoder, dataset)
+        errors = save_reconstructions(model, dataset, folder / "reconstructions.png")
+        sentences = (
+            f"z removes {losses.removed():.1%} of the loss that is left with z of another image",
+            f"reconstruction error (mean squared, pixels in [-1, 1]): {errors['reconstruction_mse']:.2g} with "
+            f"inferred noise, {errors['reconstruction_mse_random_noise']:.2g} with random noise",
+        )
+        return Findings(losses.record() | errors, sentences, {"reconstructions.png": RECONSTRUCTIONS})
+
+    def load(self, folder: Path) -> DiffAE:
+        return load_diffae(folder)
 
 
 def _check(config: TrainConfig) -> None:
@@ -118,28 +149,3 @@ def validation_losses(encoder: nn.Module, decoder: ConditionedUNet, dataset: Dat
         with_z, shuffled = (conditional_loss(decoder, pixels, t, noise, code) for code in (z, z.roll(1, 0)))
         found.append((with_z, shuffled, t / decoder.timesteps))
     return Losses(*(torch.cat(column).double().cpu() for column in zip(*found, strict=True)))
-
-
-def evaluate(objective: Denoising, dataset: Dataset) -> dict[str, Any]:
-    """Validation losses with z and with z shuffled."""
-    with inference(objective):
-        return validation_losses(objective.encoder, objective.decoder, dataset).record()
-
-
-def model(objective: Denoising, config: TrainConfig, mean: Tensor, std: Tensor) -> DiffAE:
-    """The trained networks as a model."""
-    partition = Partition.single(objective.decoder.timesteps, len(mean))
-    return DiffAE(objective.encoder, objective.decoder, partition, mean, std, config.method)
-
-
-def assess(model: DiffAE, dataset: Dataset, folder: Path) -> Findings:
-    """Is z used, and what does it keep: the losses, and a picture of reconstructions."""
-    with inference(model.encoder, model.decoder):
-        losses = validation_losses(model.encoder, model.decoder, dataset)
-    errors = save_reconstructions(model, dataset, folder / "reconstructions.png")
-    sentences = (
-        f"z removes {losses.removed():.1%} of the loss that is left with z of another image",
-        f"reconstruction error (mean squared, pixels in [-1, 1]): {errors['reconstruction_mse']:.2g} with "
-        f"inferred noise, {errors['reconstruction_mse_random_noise']:.2g} with random noise",
-    )
-    return Findings(losses.record() | errors, sentences, {"reconstructions.png": RECONSTRUCTIONS})

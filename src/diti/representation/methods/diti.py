@@ -6,12 +6,12 @@ PDAE is the same with one subset.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from diti.config import TrainConfig, resolve
+from diti.config import TrainConfig
 from diti.core.errors import InputError
 from diti.core.objective import LossReport
 from diti.core.rng import Draws
@@ -20,15 +20,18 @@ from diti.diffusion.backbone import Backbone
 from diti.diffusion.pretrain import denoising_loss
 from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
 from diti.diffusion.validation import fixed_batches
+from diti.representation.checks import assess_diti, loss_curves
+from diti.representation.finish import Findings
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
-from diti.representation.methods.checks import RECONSTRUCTIONS, loss_curves, save_loss_figure, save_reconstructions
-from diti.representation.methods.registry import Findings
-from diti.representation.models.diffusion import DiTi
+from diti.representation.methods.method import Method
+from diti.representation.models.diffusion import DiTi, load_diti
 from diti.representation.models.model import inference
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.shift import ShiftDecoder, weighted_loss
 from diti.representation.partition import Partition, make_partition
+from diti.representation.registry import listed
+from diti.representation.settings import resolve
 from diti.representation.solve.start import solved_start
 
 USUAL_WEIGHTS = 2_560 * 128  # features times dims: a solved head of no more weights learns at the encoder's rate
@@ -107,28 +110,76 @@ def time_chances(loss_by_time: Tensor, floor: float = 0.5) -> Tensor:
     return floor / len(share) + (1 - floor) * share
 
 
-# ---- The method: how it starts, what is told about it -------------------------------------------------------
+class DiTiMethod(Method):
+    """Section 4: the code in subsets, each for a stretch of time-steps."""
+
+    name, title, about = listed("diti")
+    loss = "λ-weighted loss of eq. 6"
+    needs_backbone = decodes = solvable = True
+    uses: ClassVar[tuple[str, ...]] = ("subsets", "partition", "detach", "solution")
+
+    def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Reconstruction:
+        """Networks, partition and loss, before the first step."""
+        config, backbone = resolve(config), _given(backbone)
+        needs_curve = config.partition == "adaptive" or config.time_sampling == "loss"
+        curve = frozen_loss_by_time(backbone, dataset) if needs_curve else None
+        partition = self.cut(config, backbone.timesteps, curve)
+        encoder, linear, partition = starting_point(config, backbone, dataset, partition)
+        path: Any = "copy" if config.start == "solved" else config.start
+        decoder = ShiftDecoder(backbone, config.code.code_dim, path, config.training.seed, linear)
+        chances = time_chances(curve) if curve is not None and config.time_sampling == "loss" else None
+        return Reconstruction(
+            encoder,
+            decoder,
+            partition,
+            detach=config.detach,
+            time_chances=chances,
+            encoder_rate=encoder_rate(config),
+            starts_solved=config.start == "solved",
+        )
+
+    def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
+        """InputError where the partition or a network cannot be built."""
+        config, backbone = resolve(config), _given(backbone)
+        self.cut(config, backbone.timesteps, torch.ones(backbone.timesteps))
+        build_encoder(config.code, backbone, seed=0)
+        ShiftDecoder(backbone, config.code.code_dim, "random" if config.start == "random" else "copy")
+
+    def cut(self, config: TrainConfig, timesteps: int, curve: Tensor | None) -> Partition | None:
+        """How z is cut; None for `matched`, which is measured."""
+        if config.partition == "matched":
+            Partition.balanced(timesteps, config.subsets, config.code.code_dim)  # refuses what cannot be cut
+            return None
+        measured = curve if config.partition == "adaptive" else None
+        parameters = {} if measured is None else {"loss_by_time": measured.tolist()}
+        return make_partition(config.partition, timesteps, config.subsets, config.code.code_dim, **parameters)
+
+    def evaluate(self, objective: Reconstruction, dataset: Dataset) -> dict[str, Any]:
+        """Validation losses with z, with z shuffled, and of the frozen model."""
+        with inference(objective):
+            return loss_curves(objective.encoder, objective.decoder, objective.partition, dataset).record()
+
+    def model(self, objective: Reconstruction, config: TrainConfig, mean: Tensor, std: Tensor) -> DiTi:
+        """The trained networks as a model."""
+        return DiTi(objective.encoder, objective.decoder, objective.partition, mean, std, self.name)
+
+    def assess(self, model: DiTi, dataset: Dataset, folder: Path) -> Findings:
+        return assess_diti(model, dataset, folder)
+
+    def load(self, folder: Path) -> DiTi:
+        return load_diti(folder)
 
 
-def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Reconstruction:
-    """Networks, partition and loss, before the first step."""
-    config, backbone = resolve(config), _given(backbone)
-    needs_curve = config.partition == "adaptive" or config.time_sampling == "loss"
-    curve = frozen_loss_by_time(backbone, dataset) if needs_curve else None
-    partition = build_partition(config, backbone.timesteps, curve)
-    encoder, linear, partition = starting_point(config, backbone, dataset, partition)
-    path: Any = "copy" if config.start == "solved" else config.start
-    decoder = ShiftDecoder(backbone, config.code.code_dim, path, config.training.seed, linear)
-    chances = time_chances(curve) if curve is not None and config.time_sampling == "loss" else None
-    return Reconstruction(
-        encoder,
-        decoder,
-        partition,
-        detach=config.detach,
-        time_chances=chances,
-        encoder_rate=encoder_rate(config),
-        starts_solved=config.start == "solved",
-    )
+class PDAEMethod(DiTiMethod):
+    """The same with one subset."""
+
+    name, title, about = listed("pdae")
+    uses = ("solution",)
+
+    def cut(self, config: TrainConfig, timesteps: int, curve: Tensor | None) -> Partition:
+        if config.detach:
+            raise InputError("--detach needs several subsets and pdae has one; use --method diti")
+        return Partition.single(timesteps, config.code.code_dim)
 
 
 def starting_point(
@@ -144,31 +195,10 @@ def starting_point(
     return encoder, linear if config.start == "solved" else None, cut
 
 
-def validate(config: TrainConfig, backbone: Backbone | int) -> None:
-    """InputError where the partition or a network cannot be built."""
-    config, backbone = resolve(config), _given(backbone)
-    build_partition(config, backbone.timesteps, torch.ones(backbone.timesteps))
-    build_encoder(config.code, backbone, seed=0)
-    ShiftDecoder(backbone, config.code.code_dim, "random" if config.start == "random" else "copy")
-
-
 def _given(backbone: Backbone | int | None) -> Backbone:
     if not isinstance(backbone, Backbone):
         raise InputError("diti and pdae learn over a frozen diffusion model; name one with --backbone")
     return backbone
-
-
-def build_partition(config: TrainConfig, timesteps: int, curve: Tensor | None) -> Partition | None:
-    """How z is cut: PDAE's one subset, or the named partition; None for `matched`, which is measured."""
-    if config.method == "pdae":
-        if config.detach:
-            raise InputError("--detach needs several subsets and pdae has one; use --method diti")
-        return Partition.single(timesteps, config.code.code_dim)
-    if config.partition == "matched":
-        Partition.balanced(timesteps, config.subsets, config.code.code_dim)  # refuses what cannot be cut
-        return None
-    parameters = {"loss_by_time": curve.tolist()} if config.partition == "adaptive" and curve is not None else {}
-    return make_partition(config.partition, timesteps, config.subsets, config.code.code_dim, **parameters)
 
 
 @torch.no_grad()
@@ -184,32 +214,3 @@ def frozen_loss_by_time(backbone: Backbone, dataset: Dataset) -> Tensor:
         count.index_add_(0, place, torch.ones_like(loss))
     means = (total / count.clamp(min=1)).clamp(min=1e-12)
     return means[torch.arange(backbone.timesteps) * CURVE_BINS // backbone.timesteps]
-
-
-def evaluate(objective: Reconstruction, dataset: Dataset) -> dict[str, Any]:
-    """Validation losses with z, with z shuffled, and of the frozen model."""
-    with inference(objective):
-        return loss_curves(objective.encoder, objective.decoder, objective.partition, dataset).record()
-
-
-def model(objective: Reconstruction, config: TrainConfig, mean: Tensor, std: Tensor) -> DiTi:
-    """The trained networks as a model."""
-    return DiTi(objective.encoder, objective.decoder, objective.partition, mean, std, config.method)
-
-
-def assess(model: DiTi, dataset: Dataset, folder: Path) -> Findings:
-    """Is z used, where, and what does it keep: three facts about z, and a picture of each."""
-    curves = loss_curves(model.encoder, model.decoder, model.partition, dataset)
-    save_loss_figure(curves, folder / "losses.png")
-    errors = save_reconstructions(model, dataset, folder / "reconstructions.png")
-    sentences = (
-        f"z removes {curves.removed():.1%} of the frozen model's loss, z of another image "
-        f"{curves.removed_shuffled():.1%}",
-        f"reconstruction error (mean squared, pixels in [-1, 1]): {errors['reconstruction_mse']:.2g} with "
-        f"inferred noise, {errors['reconstruction_mse_random_noise']:.2g} with random noise",
-    )
-    pictures = {
-        "losses.png": "loss by time-step with z, with the z of another image, and of the frozen model alone",
-        "reconstructions.png": RECONSTRUCTIONS,
-    }
-    return Findings(curves.record() | errors, sentences, pictures)

@@ -1,4 +1,4 @@
-"""IB-GAN (Jeon et al., AAAI 2021): a GAN whose images tell their code, which had to pass a bottleneck.
+"""IB-GAN (Jeon et al., AAAI 2021): a GAN whose images reveal their code, which passed a bottleneck.
 
     z ~ N(0, I),  r ~ e(r | z),  x = G(r);    min over G, e, q  max over the discriminator of
     GAN - λ I_L + β I_U,    I_L = E log q(z | x) + H(z) <= I(z; x) <= I(z; r) <= E KL(e(r | z) || N(0, I)) = I_U
@@ -11,7 +11,7 @@ looks through the frozen diffusion model where there is one (Sauer et al. 2021) 
 differ (Karras et al. 2018), rates of their own for the networks (Heusel et al. 2017), Adam with β1 = 0.5, no batch
 norm, and a generator averaged over steps. All networks take one step together: the sum of the losses gives each
 the gradient of its own.
-Letters: B images, D length of z, R length of r.
+Notation: B images, D length of z, R length of r.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from diti.config import TrainConfig
 from diti.core.errors import InputError
-from diti.core.images import grid, save_picture, to_float, to_uint8
+from diti.core.images import MODEL_RANGE, grid, save_picture, to_float, to_uint8
 from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
-from diti.representation.methods import base
+from diti.representation.finish import Findings
 from diti.representation.methods.base import (
     CHECKED_BATCH,
     SEED,
@@ -39,13 +39,14 @@ from diti.representation.methods.base import (
     new_encoder,
 )
 from diti.representation.methods.coverage import variety
-from diti.representation.methods.registry import Findings
+from diti.representation.methods.method import Method
 from diti.representation.models.decoding import in_parts
-from diti.representation.models.direct import DirectModel, Prior
+from diti.representation.models.direct import DirectModel, Prior, load_direct
 from diti.representation.models.model import inference
 from diti.representation.networks.adversarial import (
     Discriminator,
     Generator,
+    generator_from_description,
     look,
     new_discriminator,
     new_generator,
@@ -54,6 +55,7 @@ from diti.representation.networks.adversarial import (
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.networks.image_decoder import OneStepDecoder
 from diti.representation.partition import Partition
+from diti.representation.registry import listed
 
 GENERATOR_RATE, DISCRIMINATOR_RATE, STD_RATE = 0.4, 1.0, 10.0  # of the learning rate
 SHOWN_SAMPLES, SHOWN_RECONSTRUCTIONS, COLUMNS = 64, 16, 16
@@ -65,7 +67,7 @@ def gaussian_kl(mean: Tensor, log_std: Tensor) -> Tensor:
 
 
 def information_bound(z: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """(B, D) -> (B,): log q(z | x) + H(z) for z ~ N(0, I), q = N(mean, std²); ½ log 2π stands in both and cancels.
+    """(B, D) -> (B,): log q(z | x) + H(z) for z ~ N(0, I), q = N(mean, std²); ½ log 2π is in both and cancels.
 
     I_L is its mean: ½ - (z - mean)² / (2 std²) - log std, summed over dims.
     """
@@ -135,43 +137,79 @@ class InformationBottleneckGAN(EncoderObjective):
         return LossReport(loss.mean(), loss, parts={name: part.mean() for name, part in parts.items()})
 
 
-# ---- The method: how it starts, what is told about it -------------------------------------------------------
+class IBGANMethod(Method):
+    """Its decoder is the generator, and draws an image from z and noise in one go."""
 
+    name, title, about = listed("ibgan")
+    loss = "sum of generator, discriminator and information"
+    decodes = True
+    uses = ("gan",)
 
-def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> InformationBottleneckGAN:
-    """Networks and loss, before the first step."""
-    if len(dataset.rows("train")) < 2:
-        raise InputError(
-            f"{dataset.path} has 1 training image, and a generator of it would always draw that; give more"
+    def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> InformationBottleneckGAN:
+        """Networks and loss, before the first step."""
+        if len(dataset.rows("train")) < 2:
+            raise InputError(
+                f"{dataset.path} has 1 training image, and a generator could only ever draw that one; give more"
+            )
+        encoder = new_encoder(config, backbone, dataset)
+        pixels = to_float(dataset.pixels(dataset.rows("train")[:CHECKED_BATCH]))
+        return InformationBottleneckGAN(
+            encoder,
+            generator_for(config, encoder.size),
+            new_discriminator(encoder, pixels, config.gan.discriminator_width, config.training.seed),
+            info_weight=config.gan.info_weight,
+            bottleneck_weight=config.gan.bottleneck_weight,
+            encoder_rate=encoder_rate(config),
         )
-    encoder = new_encoder(config, backbone, dataset)
-    pixels = to_float(dataset.pixels(dataset.rows("train")[:CHECKED_BATCH]))
-    return InformationBottleneckGAN(
-        encoder,
-        generator_for(config, encoder.size),
-        new_discriminator(encoder, pixels, config.gan.discriminator_width, config.training.seed),
-        info_weight=config.gan.info_weight,
-        bottleneck_weight=config.gan.bottleneck_weight,
-        encoder_rate=encoder_rate(config),
-    )
+
+    def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
+        """InputError where a network cannot be built."""
+        generator_for(config, build_encoder(config.code, backbone, seed=0).size)
+
+    def evaluate(self, objective: InformationBottleneckGAN, dataset: Dataset) -> dict[str, Any]:
+        """The loss on fixed validation images, and how much the generated images differ."""
+        images = validation_images(dataset)
+        found = variety(images, draw_images(objective.generator, len(images)))
+        return super().evaluate(objective, dataset) | found.record()
+
+    def model(
+        self, objective: InformationBottleneckGAN, config: TrainConfig, mean: Tensor, std: Tensor
+    ) -> DirectModel:
+        """The encoder, and the generator as its decoder."""
+        single = Partition.single(1, len(mean))
+        return DirectModel(objective.encoder, objective.generator, single, mean, std, self.name)
+
+    def assess(self, model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
+        """Did the generator collapse, what does it draw, and what does a code keep of an image."""
+        images = validation_images(dataset)
+        samples = draw_images(model.decoder, len(images))
+        found = variety(images, samples)
+        save_picture(grid(to_uint8(samples[:SHOWN_SAMPLES]), COLUMNS), folder / "samples.png")
+        back = model.reconstruct(images, value_range=MODEL_RANGE)
+        error = (back - images).square().mean().item()
+        shown = torch.cat([images[:SHOWN_RECONSTRUCTIONS], back[:SHOWN_RECONSTRUCTIONS]])
+        labels = ["image", "reconstruction"]
+        save_picture(grid(to_uint8(shown), len(shown) // 2, row_labels=labels), folder / "reconstructions.png")
+        facts = found.record() | {"mode_collapse": found.collapsed, "reconstruction_mse": error}
+        sentences = (
+            found.sentence(),
+            f"reconstruction error (mean squared, pixels in [-1, 1]): {error:.2g} through z; "
+            f"{mean_image_error(images):.2g} by the mean image",
+        )
+        pictures = {
+            "samples.png": "images of random codes",
+            "reconstructions.png": "validation images, and what the generator makes of their z in one step",
+        }
+        return Findings(facts, sentences, pictures)
+
+    def load(self, folder: Path) -> DirectModel:
+        return load_direct(folder, generator_from_description)
 
 
 def generator_for(config: TrainConfig, size: int) -> Generator:
     """The generator of these settings, for images of that side, px."""
     dims, gan = config.code.code_dim, config.gan
     return new_generator(size, dims, gan.bottleneck_dim, gan.generator_channels, config.training.seed)
-
-
-def validate(config: TrainConfig, backbone: Backbone | int) -> None:
-    """InputError where a network cannot be built."""
-    generator_for(config, build_encoder(config.code, backbone, seed=0).size)
-
-
-def evaluate(objective: InformationBottleneckGAN, dataset: Dataset) -> dict[str, Any]:
-    """The loss on fixed validation images, and how much the generated images differ."""
-    images = validation_images(dataset)
-    found = variety(images, draw_images(objective.generator, len(images)))
-    return base.evaluate(objective, dataset) | found.record()
 
 
 @torch.no_grad()
@@ -189,36 +227,6 @@ def draw_images(generator: OneStepDecoder, count: int, seed: int = SEED) -> Tens
 def validation_images(dataset: Dataset) -> Tensor:
     """(N, 3, H, W) of which two or more can be compared with each other."""
     return to_float(dataset.pixels(checked_rows(dataset, least=2)))
-
-
-def model(objective: InformationBottleneckGAN, config: TrainConfig, mean: Tensor, std: Tensor) -> DirectModel:
-    """The encoder, and the generator as its decoder."""
-    single = Partition.single(1, len(mean))
-    return DirectModel(objective.encoder, objective.generator, single, mean, std, config.method)
-
-
-def assess(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
-    """Did the generator collapse, what does it draw, and what does a code keep of an image."""
-    images = validation_images(dataset)
-    samples = draw_images(model.decoder, len(images))
-    found = variety(images, samples)
-    save_picture(grid(to_uint8(samples[:SHOWN_SAMPLES]), COLUMNS), folder / "samples.png")
-    back = model.reconstruct(images)
-    error = (back - images).square().mean().item()
-    shown = torch.cat([images[:SHOWN_RECONSTRUCTIONS], back[:SHOWN_RECONSTRUCTIONS]])
-    labels = ["image", "reconstruction"]
-    save_picture(grid(to_uint8(shown), len(shown) // 2, row_labels=labels), folder / "reconstructions.png")
-    facts = found.record() | {"mode_collapse": found.collapsed, "reconstruction_mse": error}
-    sentences = (
-        found.sentence(),
-        f"reconstruction error (mean squared, pixels in [-1, 1]): {error:.2g} through z; "
-        f"{mean_image_error(images):.2g} by the mean image",
-    )
-    pictures = {
-        "samples.png": "images of random codes",
-        "reconstructions.png": "validation images, and what the generator makes of their z in one step",
-    }
-    return Findings(facts, sentences, pictures)
 
 
 def mean_image_error(images: Tensor) -> float:

@@ -1,6 +1,6 @@
 """SimCLR: two views of an image get codes that are closer to each other than to those of all other images.
 
-Chen et al. 2020. Letters: N images in the batch over all processes, B of them in this one, P projection_dim.
+Chen et al. 2020. Notation: N images in the batch over all processes, B of them in this one, P projection_dim.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ from diti.core.rng import Draws
 from diti.data.augment import two_views
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
-from diti.representation.methods import base
-from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
+from diti.representation.methods.base import (
+    CHECKED_IMAGES,
+    SEED,
+    EncoderObjective,
+    checked_rows,
+    encoder_rate,
+    new_encoder,
+)
+from diti.representation.methods.method import Method
 from diti.representation.models.model import inference
 from diti.representation.networks.encoder import Encoder
-from diti.representation.networks.weights import drawn_from
+from diti.representation.networks.network_files import drawn_from
+from diti.representation.registry import listed
 
 
 class Contrast(EncoderObjective):
@@ -59,12 +67,12 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, *, gathered: bool
 
     Eq. 1 of Chen et al. for view i with partner j: -log(exp(s_ij / τ) / Σ_{k≠i} exp(s_ik / τ)), k over all 2N
     views, s their cosine similarity; an image's loss is the mean of its two directions. `first` and `second` are
-    (B,P), row by row of one image. gathered: they are also compared with those of the other processes.
+    (B,P), row i of both from one image. gathered: they are also compared with those of the other processes.
     """
     own = F.normalize(torch.stack([first, second], 1), dim=2)  # (B,2,P)
     everyone, place = gather_rows(own) if gathered else (own, 0)
     if len(everyone) < 2:
-        raise InputError("simclr compares the images of a batch, and this one has 1; use 2 or more, better 32")
+        raise InputError("simclr compares the images of a batch, and this one has 1; use 2 or more, preferably 32")
     i = torch.arange(2 * len(own), device=own.device)
     itself = 2 * place + i  # (2B,) place among the 2N views, which stand in pairs
     partner = itself ^ 1
@@ -75,49 +83,51 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, *, gathered: bool
     return loss.view(-1, 2).mean(1), nearest.view(-1, 2).mean(1)
 
 
-# ---- The method: how it starts, what is told about it -------------------------------------------------------
+class SimCLRMethod(Method):
+    """Its models encode, and nothing else."""
 
+    name, title, about = listed("simclr")
+    loss = "cross-entropy of finding the other view"
+    uses = ("views",)
 
-def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Contrast:
-    """Networks and loss, before the first step."""
-    _require_others(config)
-    if len(dataset.rows("train")) < 2:
-        raise InputError(f"{dataset.path} has 1 training image, and simclr compares images; give more")
-    return Contrast(
-        new_encoder(config, backbone, dataset),
-        config.views,
-        batch=config.training.train_batch_size,
-        seed=config.training.seed,
-        encoder_rate=encoder_rate(config),
-    )
+    def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Contrast:
+        """Networks and loss, before the first step."""
+        _require_others(config)
+        if len(dataset.rows("train")) < 2:
+            raise InputError(f"{dataset.path} has 1 training image, and simclr compares images; give more")
+        return Contrast(
+            new_encoder(config, backbone, dataset),
+            config.views,
+            batch=config.training.train_batch_size,
+            seed=config.training.seed,
+            encoder_rate=encoder_rate(config),
+        )
 
+    def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
+        """InputError where an image has no others to be compared with, or the encoder cannot be built."""
+        _require_others(config)
+        super().validate(config, backbone)
 
-def validate(config: TrainConfig, backbone: Backbone | int) -> None:
-    """InputError where an image has no others to be compared with, or the encoder cannot be built."""
-    _require_others(config)
-    base.validate(config, backbone)
+    @torch.no_grad()
+    def evaluate(self, objective: Contrast, dataset: Dataset) -> dict[str, Any]:
+        """Loss and top1 on fixed validation images with fixed views; training images where there are too few.
+
+        Only whole batches, of the training's size: the loss grows with the number of images that are compared.
+        """
+        batch = min(objective.batch, CHECKED_IMAGES)
+        rows = checked_rows(dataset, least=batch)
+        batch, device, found = min(batch, len(rows)), objective.encoder.head.weight.device, []
+        with inference(objective):
+            for start in range(0, len(rows) - batch + 1, batch):
+                pixels = to_float(dataset.pixels(rows[start : start + batch])).to(device)
+                report = objective(pixels, Draws(SEED, start, batch))
+                found.append(torch.stack([report.total, report.parts["top1"]]).double().cpu())
+        loss, top1 = torch.stack(found).mean(0).tolist()
+        return {"validation_loss": loss, "validation_top1": top1}
 
 
 def _require_others(config: TrainConfig) -> None:
     if config.training.train_batch_size < 2:
         raise InputError(
-            "--train-batch-size is 1, and simclr compares the images of a batch; use 2 or more, better 32"
+            "--train-batch-size is 1, and simclr compares the images of a batch; use 2 or more, preferably 32"
         )
-
-
-@torch.no_grad()
-def evaluate(objective: Contrast, dataset: Dataset) -> dict[str, Any]:
-    """Loss and top1 on fixed validation images with fixed views; training images where there are too few.
-
-    Only whole batches, of the training's size: the loss grows with the number of images that are compared.
-    """
-    batch = min(objective.batch, base.CHECKED_IMAGES)
-    rows = base.checked_rows(dataset, least=batch)
-    batch, device, found = min(batch, len(rows)), objective.encoder.head.weight.device, []
-    with inference(objective):
-        for start in range(0, len(rows) - batch + 1, batch):
-            pixels = to_float(dataset.pixels(rows[start : start + batch])).to(device)
-            report = objective(pixels, Draws(base.SEED, start, batch))
-            found.append(torch.stack([report.total, report.parts["top1"]]).double().cpu())
-    loss, top1 = torch.stack(found).mean(0).tolist()
-    return {"validation_loss": loss, "validation_top1": top1}

@@ -1,7 +1,7 @@
 """β-TCVAE (Chen et al. 2018): a VAE whose KL divergence is cut in three, so that dependent dims can cost most.
 
 q(z|x) is a normal distribution around the encoder's z, each dim with its own variance; the model's z is that mean.
-Letters: B images of this process, M of the whole batch, N of the data set, D length of z.
+Notation: B images of this process, M of the whole batch, N of the data set, D length of z.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from torch import Tensor, nn
 
 from diti.config import TrainConfig, VAEConfig
 from diti.core.gather import gather_rows
-from diti.core.images import grid, save_picture, to_float, to_uint8
+from diti.core.images import MODEL_RANGE, grid, save_picture, to_float, to_uint8
 from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
+from diti.representation.finish import Findings
 from diti.representation.methods.base import EncoderObjective, checked_rows, encoder_rate, new_encoder
-from diti.representation.methods.registry import Findings
-from diti.representation.models.direct import DirectModel
+from diti.representation.methods.method import Method
+from diti.representation.models.direct import DirectModel, load_direct
 from diti.representation.networks.encoder import Encoder, build_encoder
-from diti.representation.networks.image_decoder import VAEDecoder
-from diti.representation.networks.weights import drawn_from
+from diti.representation.networks.image_decoder import VAEDecoder, vae_decoder_from_description
+from diti.representation.networks.network_files import drawn_from
 from diti.representation.partition import Partition
+from diti.representation.registry import listed
 
-START_STD = 0.1  # of each dim of q(z|x): small, so that the decoder sees the codes apart from the first step on
+START_STD = 0.1  # of each dim of q(z|x): small, so that the decoder can tell codes apart from the first step
 ACTIVE_VARIANCE = 0.01  # a dim whose mean varies less than this over images says nothing (Burda et al. 2016)
 SHOWN = 8  # images in a row of a picture
 
@@ -116,53 +118,58 @@ class TotalCorrelationVAE(EncoderObjective):
         return tc_decomposition(z, gathered[:, 0], gathered[:, 1], first)
 
 
-# ---- The method: how it starts, what is told about it -------------------------------------------------------
+class TCVAEMethod(Method):
+    """Its decoder draws an image from z in one go."""
 
+    name, title, about = listed("tcvae")
+    loss = "pixel error and weighted KL, nats per pixel value"
+    decodes = True
+    uses = ("vae",)
 
-def build(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> TotalCorrelationVAE:
-    """Networks and loss, before the first step."""
-    encoder = new_encoder(config, backbone, dataset)
-    with drawn_from(config.training.seed, "vae-decoder"):
-        decoder = VAEDecoder(encoder.size, encoder.dims)
-    return TotalCorrelationVAE(encoder, decoder, config.vae, encoder_rate(config))
+    def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> TotalCorrelationVAE:
+        """Networks and loss, before the first step."""
+        encoder = new_encoder(config, backbone, dataset)
+        with drawn_from(config.training.seed, "vae-decoder"):
+            decoder = VAEDecoder(encoder.size, encoder.dims)
+        return TotalCorrelationVAE(encoder, decoder, config.vae, encoder_rate(config))
 
+    def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
+        """InputError where a network cannot be built."""
+        encoder = build_encoder(config.code, backbone, seed=0)
+        with drawn_from(0, "vae-decoder"):
+            VAEDecoder(encoder.size, encoder.dims)
 
-def validate(config: TrainConfig, backbone: Backbone | int) -> None:
-    """InputError where a network cannot be built."""
-    encoder = build_encoder(config.code, backbone, seed=0)
-    with drawn_from(0, "vae-decoder"):
-        VAEDecoder(encoder.size, encoder.dims)
+    def model(self, objective: TotalCorrelationVAE, config: TrainConfig, mean: Tensor, std: Tensor) -> DirectModel:
+        """The trained networks as a model; all dims of z belong together."""
+        return DirectModel(
+            objective.encoder, objective.decoder, Partition.single(1, len(mean)), mean, std, self.name
+        )
 
+    def assess(self, model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
+        """What comes back of an image, how many dims of z are used, and what codes from the prior look like."""
+        images = to_float(dataset.pixels(checked_rows(dataset)))
+        z = model.encode(images, value_range=MODEL_RANGE)
+        decoded = model.decode(z, model.infer_noise(images, z, value_range=MODEL_RANGE))
+        drawn = model.prior.sample(2 * SHOWN, seed=0)
+        samples = model.decode(drawn, model.new_noise(len(drawn), seed=0, purpose="samples"))
+        shown = torch.cat([images[:SHOWN], decoded[:SHOWN]])
+        sheet = grid(to_uint8(shown), len(images[:SHOWN]), row_labels=["image", "decoded"])
+        save_picture(sheet, folder / "reconstructions.png")
+        save_picture(grid(to_uint8(samples), SHOWN), folder / "samples.png")
+        facts = {
+            "reconstruction_mse": (decoded - images).square().mean().item(),
+            "mean_image_mse": (images - images.mean(0)).square().mean().item(),
+            "active_dims": active_dims(z),
+            "dims": model.dims,
+        }
+        pictures = {
+            "reconstructions.png": "validation images, redrawn from z in one step",
+            "samples.png": "images of codes from the prior",
+        }
+        return Findings(facts, sentences(facts), pictures)
 
-def model(objective: TotalCorrelationVAE, config: TrainConfig, mean: Tensor, std: Tensor) -> DirectModel:
-    """The trained networks as a model; all dims of z belong together."""
-    return DirectModel(
-        objective.encoder, objective.decoder, Partition.single(1, len(mean)), mean, std, config.method
-    )
-
-
-def assess(model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
-    """What comes back of an image, how many dims of z are used, and what codes from the prior look like."""
-    images = to_float(dataset.pixels(checked_rows(dataset)))
-    z = model.encode(images)
-    decoded = model.decode(z, model.infer_noise(images, z))
-    drawn = model.prior.sample(2 * SHOWN, seed=0)
-    samples = model.decode(drawn, model.new_noise(len(drawn), seed=0, purpose="samples"))
-    shown = torch.cat([images[:SHOWN], decoded[:SHOWN]])
-    sheet = grid(to_uint8(shown), len(images[:SHOWN]), row_labels=["image", "decoded"])
-    save_picture(sheet, folder / "reconstructions.png")
-    save_picture(grid(to_uint8(samples), SHOWN), folder / "samples.png")
-    facts = {
-        "reconstruction_mse": (decoded - images).square().mean().item(),
-        "mean_image_mse": (images - images.mean(0)).square().mean().item(),
-        "active_dims": active_dims(z),
-        "dims": model.dims,
-    }
-    pictures = {
-        "reconstructions.png": "validation images, and again from z in one step",
-        "samples.png": "images of codes from the prior",
-    }
-    return Findings(facts, sentences(facts), pictures)
+    def load(self, folder: Path) -> DirectModel:
+        return load_direct(folder, vae_decoder_from_description)
 
 
 def active_dims(z: Tensor) -> int:

@@ -12,6 +12,7 @@ from diti.core.runs import read_mapping, write_json
 
 NAMES = "names.json"
 ALLOWED = re.compile(r"\w[\w +-]{0,39}")  # also part of column and file names
+RESERVED = re.compile(r"all|fine|coarse|early|middle|late|[az]?\d+(_t\d+)?", re.IGNORECASE)  # mean something else
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def write_names(folder: Path, names: Mapping[int, AxisName]) -> None:
     write_json(folder / NAMES, {str(axis): asdict(names[axis]) for axis in sorted(names)})
 
 
-def named(
+def with_name(
     names: Mapping[int, AxisName], dims: int, axis: int, name: str, negative: str = ""
 ) -> dict[int, AxisName]:
     """The names with that of one axis set; InputError for an axis or a word that cannot be."""
@@ -49,12 +50,17 @@ def named(
     for word in (name, negative) if negative else (name,):
         if not word or not _fits(word) or word.isdigit():
             raise InputError(
-                f"the name {word!r} cannot be used; take up to 40 letters, digits, spaces, - and _, not a number"
+                f"the name {word!r} cannot be used; use up to 40 letters, digits, spaces, - and _, not a number"
+            )
+        if RESERVED.fullmatch(word):
+            raise InputError(
+                f"the name {word!r} cannot be used: commands take it for a part of the code or the number of an "
+                "axis; choose another"
             )
     others = {other: given for other, given in names.items() if other != axis}
     for other, given in others.items():
         if clash := {name.lower(), negative.lower()} & {given.name.lower(), given.negative.lower()} - {""}:
-            raise InputError(f"axis {other} is called {clash.pop()!r} already; choose another name")
+            raise InputError(f"axis {other} is already called {clash.pop()!r}; choose another name")
     return {**others, axis: AxisName(name, negative)}
 
 
@@ -67,11 +73,30 @@ def find_axis(names: Mapping[int, AxisName], dims: int, word: str) -> tuple[int,
         for end, sign in ((given.name, 1.0), (given.negative, -1.0)):
             if end and end.lower() == word.lower():
                 return axis, sign
-    known = [end for given in names.values() for end in (given.name, given.negative) if end]
-    told = f"named are {', '.join(known)}" if known else "none has a name yet: give one with diti name"
+    if (number := axis_number(word)) is not None:
+        require_axis(number, dims)
+        return number, 1.0
+    known = words_of(names)
+    told = f"names in use: {', '.join(known)}" if known else "none has a name yet: give one with diti name"
     raise InputError(
         f"no axis is called {word!r}; use a number from 0 to {dims - 1}; {told}.{nearest(word, known)}"
     )
+
+
+def axis_number(word: str) -> int | None:
+    """The number of an axis written as 37, or as z037, as in the names of features."""
+    found = re.fullmatch(r"z(\d+)|(-?\d+)", word.strip())
+    return int(found[1] or found[2]) if found else None
+
+
+def words_of(names: Mapping[int, AxisName]) -> list[str]:
+    """The names of both ends of all axes."""
+    return [end for given in names.values() for end in (given.name, given.negative) if end]
+
+
+def is_named(names: Mapping[int, AxisName], word: str) -> bool:
+    """Whether an axis, or its other end, has this name."""
+    return word.lower() in (end.lower() for end in words_of(names))
 
 
 def require_axis(axis: int, dims: int) -> None:
@@ -81,7 +106,7 @@ def require_axis(axis: int, dims: int) -> None:
 
 
 def with_names(features: Sequence[str], names: Mapping[int, AxisName]) -> list[str]:
-    """Feature names, such as z037_t0300, with the name of the axis behind where it has one."""
+    """Feature names, such as z037_t0300, followed by the name of the axis where it has one."""
     return [f"{feature}_{names[axis].name}" if axis in names else feature for axis, feature in enumerate(features)]
 
 

@@ -24,7 +24,7 @@ class DecodingModel(Model, ABC):
     @property
     @abstractmethod
     def noise_shape(self) -> tuple[int, ...]:
-        """Of the noise of one image."""
+        """Shape of the noise of one image."""
 
     @abstractmethod
     def _decode(
@@ -37,7 +37,7 @@ class DecodingModel(Model, ABC):
         clamp: bool,
         on_step: OnStep | None,
     ) -> Tensor:
-        """What `decode` does; of `how` it refuses what matters and cannot be had."""
+        """What `decode` does; refuses what `how` asks for where it matters and cannot be done."""
 
     @abstractmethod
     def _infer_noise(
@@ -73,5 +73,5 @@ class DecodingModel(Model, ABC):
 
 
 def in_parts(at_once: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The rows of several tensors together, so many at a time."""
+    """The rows of several tensors together, that many at a time."""
     return zip(*(tensor.split(at_once) for tensor in tensors), strict=True)

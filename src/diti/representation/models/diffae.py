@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from diti.core.errors import InputError
+from diti.core.runs import as_path
 from diti.diffusion.sampler import EpsFn
 from diti.diffusion.schedule import Schedule
 from diti.representation.models.diffusion import DiffusionModel
@@ -44,8 +45,9 @@ class DiffAE(DiffusionModel):
         z = z.to(self.device)
         return lambda x, t: self.decoder.eps(x, t, z)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write everything that `load` needs; each part whole, model.json last."""
+        folder = as_path(folder, "the folder to save in")
         self.decoder.save(folder)
         super().save(folder)
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from diti.core.errors import InputError
+from diti.core.images import MODEL_RANGE
+from diti.core.runs import as_path
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.sampler import EpsFn, OnStep, dpm_solver_2m, timesteps
 from diti.diffusion.schedule import Schedule, gather, guidance_authors, w_eps
@@ -39,7 +41,7 @@ class DiffusionModel(DecodingModel):
     @property
     @abstractmethod
     def schedule(self) -> Schedule:
-        """Of the noise."""
+        """The noise schedule."""
 
     @abstractmethod
     def guided_eps(self, z: Tensor, how: Guidance = AS_TRAINED) -> EpsFn:
@@ -73,7 +75,7 @@ class DiffusionModel(DecodingModel):
     def _infer_noise(
         self, pixels: Tensor, z: Tensor | None, sampling_steps: int, how: Guidance, *, on_step: OnStep | None
     ) -> Tensor:
-        z = self.encode(pixels) if z is None else z
+        z = self.encode(pixels, value_range=MODEL_RANGE) if z is None else z
         return self._walk(z, pixels, timesteps(self.schedule, sampling_steps)[::-1], how, False, on_step)
 
     def _walk(
@@ -126,8 +128,9 @@ class DiTi(DiffusionModel):
 
         return eps
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write everything that `load` needs; each part whole, model.json last."""
+        folder = as_path(folder, "the folder to save in")
         self.backbone.save(folder)
         self.decoder.save(folder / "decoder")
         super().save(folder)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from diti.core.rng import torch_generator
-from diti.diffusion.files import load_strictly, named
+from diti.core.runs import as_path
+from diti.diffusion.files import complaints_about, load_strictly
 from diti.diffusion.sampler import OnStep
 from diti.representation.models.decoding import DecodingModel, in_parts
 from diti.representation.models.guidance import Guidance
@@ -23,10 +24,9 @@ from diti.representation.models.model import (
     require_parts,
     require_side,
 )
-from diti.representation.networks.adversarial import generator_from_description
 from diti.representation.networks.encoder import Encoder
-from diti.representation.networks.image_decoder import OneStepDecoder, vae_decoder_from_description
-from diti.representation.networks.weights import read_network, write_network
+from diti.representation.networks.image_decoder import OneStepDecoder
+from diti.representation.networks.network_files import read_network, write_network
 from diti.representation.partition import Partition
 
 
@@ -106,8 +106,9 @@ class DirectModel(DecodingModel):
         """Where codes of new images are drawn from."""
         return Prior(self.dims)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write everything that `load` needs; each part whole, model.json last."""
+        folder = as_path(folder, "the folder to save in")
         write_network(folder / "decoder", self.decoder.description, self.decoder.state_dict())
         super().save(folder)
 
@@ -117,19 +118,9 @@ def load_direct(folder: Path, build: Callable[..., OneStepDecoder]) -> DirectMod
     require_parts(folder, ("decoder", *COMMON_PARTS))
     encoder, partition, mean, std, method = read_common(folder)
     description, state = read_network(folder / "decoder")
-    with named(folder / "decoder" / "config.json"):
+    with complaints_about(folder / "decoder" / "config.json"):
         decoder = build(description)
     load_strictly(decoder, state, str(folder / "decoder"))
     require_dims(folder, "decoder", decoder.dims, partition)
     require_side(folder, int(description.get("size", encoder.size)), encoder)
     return DirectModel(encoder, decoder.eval(), partition, mean, std, method)
-
-
-def load_tcvae(folder: Path) -> DirectModel:
-    """A model of tcvae."""
-    return load_direct(folder, vae_decoder_from_description)
-
-
-def load_ibgan(folder: Path) -> DirectModel:
-    """A model of ibgan."""
-    return load_direct(folder, generator_from_description)

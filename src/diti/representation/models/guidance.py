@@ -27,7 +27,7 @@ class Guidance:
             raise InputError(f"stop_below is {self.stop_below}; give a time-step, 0 or more")
 
     def check_without_frozen_model(self, method: str) -> None:
-        """InputError for what only a decoder over a frozen diffusion model can do, of a method without one."""
+        """InputError for what only a decoder over a frozen diffusion model can do, where the method has none."""
         if self.stop_below > 0:
             raise InputError(
                 f"stop_below is {self.stop_below}: below that t a frozen model predicts without z, and a {method} "

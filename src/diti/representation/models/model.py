@@ -13,28 +13,30 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.core.runs import atomic_path, read_json, write_json
+from diti.core.images import MODEL_RANGE, ValueRange
+from diti.core.runs import as_path, atomic_path, read_json, versions, write_json
 from diti.diffusion.backbone import Backbone
-from diti.diffusion.files import named, read_safetensors, read_settings, require_finite
+from diti.diffusion.files import complaints_about, read_safetensors, read_settings, require_finite
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
-from diti.representation.methods.registry import decoding_methods
 from diti.representation.models.axis_names import AxisName, with_names, write_names
 from diti.representation.models.guidance import Guidance, Weight
 from diti.representation.models.inputs import Images, as_batch, as_features
 from diti.representation.models.shown import model_html
 from diti.representation.networks.encoder import Encoder, load_encoder
 from diti.representation.partition import Partition
+from diti.representation.registry import decoding_methods
 
 if TYPE_CHECKING:
     from diti.edit.directions import Direction
     from diti.edit.editor import Editor
     from diti.representation.models.decoding import DecodingModel
 
-BATCH = 256  # images at once that somebody gives to be encoded
-PIXELS_AT_ONCE = 2**17  # in one batch: 128 images of 32 px, 32 of 64 px; of more a core loses sight
+BATCH = 256  # images encoded at once when a caller gives them
+PIXELS_AT_ONCE = 2**17  # in one batch: 128 images of 32 px, 32 of 64 px; more do not fit a core's cache
 COMMON_PARTS = ("encoder", "partition.json", "model.json")
 STATS, UNKNOWN = "stats.safetensors", "unknown"
+FORMAT = 1  # of a model folder; a higher one is from a later version of diti
 
 
 class Model:
@@ -44,7 +46,7 @@ class Model:
     can be keys, and print as one line.
 
         model = diti.load("toyfaces32-diti")
-        z = model.encode(images)  # (N, D); uint8, PIL or floats in
+        z = model.encode(images)  # (N, D); uint8, PIL, files or floats in
         again = model.reconstruct(images)  # (N, 3, H, W)
     """
 
@@ -104,30 +106,38 @@ class Model:
     def feature_names(self) -> list[str]:
         """A name per dim of z with the start of its time segment, such as z012_t0300; z012 where it has none.
 
-        Behind it the name that someone gave to the axis: z012_t0300_beard.
+        After it comes the name that someone gave to the axis: z012_t0300_beard.
         """
         names = self.partition.feature_names()
         timed = self.partition.timesteps > 1
         return with_names(names if timed else [name.partition("_")[0] for name in names], self.axis_names)
 
     @torch.no_grad()
-    def encode(self, images: Images, batch: int = BATCH) -> Tensor:
+    def encode(self, images: Images, batch: int = BATCH, *, value_range: ValueRange | None = None) -> Tensor:
         """z (N, D) of images in any form; sizes other than the model's are cropped and resized, with a note.
 
+        Images are uint8 (N, H, W, 3), PIL images, paths of image files, or floats (N, 3, H, W), one or many.
+        value_range: of floats, the lowest and highest value of a pixel: (-1, 1), (0, 1) or (0, 255). Without it
+        they are taken as [-1, 1], whatever they are, so that z of an image never depends on the others of its
+        batch; one without a negative value is most likely [0, 1], and a warning says so once. Values outside
+        the range are an InputError.
         A model that was solved over features from elsewhere takes these features (N, F) instead.
         """
         given = len(self.encoder.taken) == 1
-        pixels = as_features(images) if given else as_batch(images, self.size)
+        if given and value_range not in (None, MODEL_RANGE):
+            raise InputError("value_range is for images, and this model encodes features of another network")
+        pixels = as_features(images) if given else as_batch(images, self.size, value_range)
         with inference(self.encoder):
             return torch.cat([self.encoder(part.to(self.device)).cpu() for part in pixels.split(batch)])
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write everything that `load` needs; each part whole, model.json last."""
+        folder = as_path(folder, "the folder to save in")
         self.encoder.save(folder / "encoder")
         if self.axis_names:
             write_names(folder, self.axis_names)
         write_json(folder / "partition.json", self.partition.to_json())
-        facts: dict[str, Any] = {"method": self.method, "format": 1}
+        facts: dict[str, Any] = {"method": self.method, "format": FORMAT}
         if self.mean is None or self.std is None:
             facts["statistics"] = UNKNOWN
             (folder / STATS).unlink(missing_ok=True)
@@ -142,7 +152,7 @@ class Model:
         """The frozen diffusion model, of a model that decodes with it."""
         raise InputError(f"a {self.method} model has no frozen diffusion model; this needs diti or pdae")
 
-    # ---- Of a model with a decoder ----
+    # ---- For a model with a decoder ----
 
     @torch.no_grad()
     def decode(
@@ -176,11 +186,16 @@ class Model:
         guidance: Weight = "trained",
         stop_below: int = 0,
         on_step: OnStep | None = None,
+        value_range: ValueRange | None = None,
     ) -> Tensor:
-        """Noise (N, *noise_shape) from which z gives these images back; z is encoded from them unless given."""
+        """Noise (N, *noise_shape) from which z gives these images back; z is encoded from them unless given.
+
+        value_range: of float images, as in `encode`.
+        """
         how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
         able = self.with_decoder()
-        return able._infer_noise(as_batch(images, self.size), z, sampling_steps, how, on_step=on_step)
+        pixels = as_batch(images, self.size, value_range)
+        return able._infer_noise(pixels, z, sampling_steps, how, on_step=on_step)
 
     @torch.no_grad()
     def reconstruct(
@@ -193,28 +208,42 @@ class Model:
         masked: bool = True,
         guidance: Weight = "trained",
         stop_below: int = 0,
+        value_range: ValueRange | None = None,
+        z: Tensor | None = None,
     ) -> Tensor:
-        """Images from their own z, with the noise inferred from them or drawn anew."""
+        """Images in [-1, 1] from their own z, with the noise inferred from them or drawn anew.
+
+        value_range: of float images, as in `encode`. z: codes (N, D), encoded from the images unless given.
+        """
         if noise not in ("inferred", "random"):
             raise InputError(f"noise is {noise!r}; allowed: inferred, random")
         how, able = Guidance(masked=masked, weight=guidance, stop_below=stop_below), self.with_decoder()
-        pixels = as_batch(images, self.size)
-        z = self.encode(pixels)
+        pixels = as_batch(images, self.size, value_range)
+        z = self.encode(pixels, value_range=MODEL_RANGE) if z is None else z
         if noise == "inferred":
             start = able._infer_noise(pixels, z, sampling_steps, how, on_step=None)
         else:
             start = able.new_noise(len(pixels), seed, "reconstruct")
         return able._decode(z, start, sampling_steps, how, clamp=noise == "random", on_step=None)
 
-    def edit(self, images: Images, sampling_steps: int = SAMPLING_STEPS, *, masked: bool = True) -> Editor:
+    def edit(
+        self,
+        images: Images,
+        sampling_steps: int = SAMPLING_STEPS,
+        *,
+        masked: bool = True,
+        value_range: ValueRange | None = None,
+    ) -> Editor:
         """The images inverted once, to be drawn again and again with axes or directions moved: see `Editor`.
+
+        value_range: of float images, as in `encode`.
 
         face = model.edit(image)
         face.draw({12: 2.0})  # axis 12 moved by two standard deviations, (N, 3, H, W)
         """
         from diti.edit.editor import Editor
 
-        return Editor(self.with_decoder(), images, sampling_steps, masked=masked)
+        return Editor(self.with_decoder(), images, sampling_steps, masked=masked, value_range=value_range)
 
     def interpolate(
         self,
@@ -229,9 +258,11 @@ class Model:
         sampling_steps: int = SAMPLING_STEPS,
         seed: int = 0,
         progress: bool = False,
+        value_range: ValueRange | None = None,
     ) -> Tensor:
         """(1, 3, H, W): the first image with a subset of z moved towards the second's. Algorithm 2.
 
+        value_range: of float images, as in `encode`.
         For several subsets, scales and both directions at once see `diti.edit.interpolate.interpolate`.
         """
         from diti.edit.interpolate import interpolate
@@ -249,6 +280,7 @@ class Model:
             sampling_steps=sampling_steps,
             seed=seed,
             progress=progress,
+            value_range=value_range,
         ).images
 
     def manipulate(
@@ -261,10 +293,11 @@ class Model:
         stop_guidance: float = 0.0,
         sampling_steps: int = SAMPLING_STEPS,
         on_step: OnStep | None = None,
+        value_range: ValueRange | None = None,
     ) -> Tensor:
         """(N, 3, H, W): the images moved by `scale` along an attribute's direction. Algorithm 3.
 
-        Directions come from `diti.edit.directions.learn_direction`.
+        Directions come from `diti.learn_direction`. value_range: of float images, as in `encode`.
         """
         from diti.edit.manipulate import manipulate
 
@@ -277,6 +310,7 @@ class Model:
             stop_guidance=stop_guidance,
             sampling_steps=sampling_steps,
             on_step=on_step,
+            value_range=value_range,
         ).images[0]
 
     def with_decoder(self) -> DecodingModel:
@@ -325,7 +359,7 @@ def read_common(folder: Path) -> tuple[Encoder, Partition, Tensor | None, Tensor
     """Encoder, partition, mean, std and method, which the folders of all methods hold."""
     require_parts(folder, COMMON_PARTS)
     encoder = load_encoder(folder / "encoder")
-    with named(folder / "partition.json"):
+    with complaints_about(folder / "partition.json"):
         partition = Partition.from_json(read_json(folder / "partition.json"))
     require_dims(folder, "encoder", encoder.dims, partition)
     facts = read_settings(folder / "model.json")
@@ -356,8 +390,22 @@ def require_parts(folder: Path, parts: Sequence[str]) -> None:
         raise InputError(f"{folder} is not a model folder: {', '.join(missing)} missing; make one with diti train")
 
 
+def require_known_format(path: Path, facts: Mapping[str, Any]) -> None:
+    """InputError for a model.json whose folder may hold what this version does not know."""
+    found = facts.get("format", FORMAT)  # missing in folders of the first models
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise InputError(
+            f"{path}: format is {found!r}; it must be a whole number of 1 or more: copy the file again"
+        )
+    if found > FORMAT:
+        raise InputError(
+            f"{path} has format {found}, written by a later diti than this one (diti {versions()['diti']} knows "
+            f"formats up to {FORMAT}); update diti"
+        )
+
+
 def require_dims(folder: Path, name: str, found: int, partition: Partition) -> None:
-    """InputError where a part is of another model."""
+    """InputError where a part belongs to another model."""
     if found != partition.dims:
         raise InputError(f"{folder}: {name} has {found} dims, the partition {partition.dims}; they must agree")
 

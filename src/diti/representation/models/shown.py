@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from diti.core.errors import InputError
-from diti.core.html import card, coloured_strip, folded, shortened
-from diti.representation.methods.registry import title_of
+from diti.pages.notebook import card, shortened
 from diti.representation.models.axis_names import AxisName
 from diti.representation.partition import Partition
+from diti.representation.registry import title_of
 
 if TYPE_CHECKING:
     from diti.representation.models.model import Model
@@ -27,8 +27,10 @@ def model_html(model: Model) -> str:
         "mean and std": "not known" if model.mean is None else "",
         "named axes": ", ".join(shortened(_names(model.axis_names), MOST_NAMES)),
     }
-    subsets = (_strip(cut), folded("subsets", cut.describe().splitlines()[1:])) if cut.subsets > 1 else ()
-    return card(f"{title_of(model.method)} model", facts, *subsets)
+    title = f"{title_of(model.method)} model"
+    if cut.subsets == 1:
+        return card(title, facts)
+    return card(title, facts, strip=_strip(cut), folded="subsets", lines=cut.describe().splitlines()[1:])
 
 
 def _decoding(model: Model) -> str:
@@ -47,10 +49,11 @@ def _names(names: Mapping[int, AxisName]) -> list[str]:
     ]
 
 
-def _strip(cut: Partition) -> str:
+def _strip(cut: Partition) -> list[tuple[int, str, str]]:
     """The subsets from fine to coarse: as wide as their dims, each with the time-step from which it is visible."""
-    subsets = range(cut.subsets)
-    owned, starts = [cut.dims_of(k) for k in subsets], [cut.time_range(k)[0] for k in subsets]
-    notes = [f"subset {k} ({cut.third(k)}): {len(owned[k])} dims, seen from t {starts[k]} on" for k in subsets]
-    labels = [f"t {start}" for start in starts]
-    return coloured_strip([len(dims) for dims in owned], labels, notes, ("fine", "coarse"))
+    parts = []
+    for subset in range(cut.subsets):
+        dims, start = len(cut.dims_of(subset)), cut.time_range(subset)[0]
+        note = f"subset {subset} ({cut.third(subset)}): {dims} dims, seen from t {start} on"
+        parts.append((dims, f"t {start}", note))
+    return parts

@@ -2,7 +2,7 @@
 
 The network is pretrained, so `fit` checks the images and counts their numbers. All that it may learn are mean and
 std of z, where the model does not know them.
-Letters: N images, H×W px, D length of z.
+Notation: N images, H×W px, D length of z.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import validate_data
 
 from diti.core.errors import InputError
+from diti.core.images import ValueRange
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.loading import load
 from diti.representation.models.model import BATCH, Model
@@ -26,31 +27,37 @@ from diti.representation.models.model import BATCH, Model
 class DiTiFeatures(TransformerMixin, BaseEstimator):
     """z of images, float32 (N, D), with a name per column such as z012_t0300.
 
-    X is uint8 images (N, H, W, 3), a list of PIL images, whatever else `Model.encode` takes for several images, or
-    rows (N, H·W·3) of 0..255, an image of the model's size each, channels last.
+    X is uint8 images (N, H, W, 3), a list of PIL images or of paths, whatever else `Model.encode` takes for
+    several images, or rows (N, H·W·3) of 0..255, an image of the model's size each, channels last.
 
     model: folder, shipped name or hub id, read when first needed and kept out of pickles; or a model itself.
     batch_size: images encoded at once.
     standardise: (z - mean) / std over the images that the model was trained on, or over those given to `fit` where
         the model does not know them (converted without images); False gives z itself.
+    value_range: of float images, as in `Model.encode`; also of rows, which are 0..255 without it.
 
         pipeline = make_pipeline(diti.DiTiFeatures("runs/faces"), LogisticRegression())
         pipeline.fit(images, smiling).score(other_images, others_smiling)
     """
 
     def __init__(
-        self, model: str | Path | Model = "toyfaces32-diti", batch_size: int = BATCH, standardise: bool = True
+        self,
+        model: str | Path | Model = "toyfaces32-diti",
+        batch_size: int = BATCH,
+        standardise: bool = True,
+        value_range: ValueRange | None = None,
     ) -> None:
         self.model = model
         self.batch_size = batch_size
         self.standardise = standardise
+        self.value_range = value_range
 
     def fit(self, X: Any, y: Any = None) -> DiTiFeatures:
         """Check images and model, learn mean and std where it knows none; y is ignored. A folder is read anew."""
         self.__dict__.pop("_loaded", None)
         network = self._network()
         images = self._images(X, network, reset=True)
-        as_batch(images[:1], network.size)
+        as_batch(images[: self.batch_size], network.size, self.value_range)
         self.__dict__.pop("mean_", None)
         self.__dict__.pop("std_", None)
         if self.standardise and network.mean is None:
@@ -80,7 +87,7 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
         """z (N, D), some images at a time."""
         starts = range(0, len(images), self.batch_size)
         parts = (images[start : start + self.batch_size] for start in starts)
-        return torch.cat([network.encode(part, batch=self.batch_size) for part in parts])
+        return torch.cat([network.encode(part, self.batch_size, value_range=self.value_range) for part in parts])
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """(D,) names of the columns; those of the input play no part."""
@@ -100,8 +107,10 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
         """X as images that can be sliced; `reset` when fitting, as in scikit-learn's validate_data."""
         if isinstance(X, np.ndarray | torch.Tensor) and X.ndim == 3:
             raise InputError(f"X has shape {tuple(X.shape)}; give several images (N, H, W, 3), one as X[None]")
+        if isinstance(X, np.ndarray) and X.ndim == 1 and X.dtype.kind in "OUT":  # a column of paths or of images
+            X = X.tolist()
         if not _are_images(X):
-            rows = validate_data(self, X, reset=reset, ensure_non_negative=True)
+            rows = validate_data(self, X, reset=reset, ensure_non_negative=self.value_range is None)
             return self._pixels(rows, network.size)
         if len(X) == 0:
             raise InputError(f"X has shape {tuple(X.shape)}; give at least one image")
@@ -111,12 +120,14 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
         return X
 
     def _pixels(self, rows: np.ndarray, size: int) -> np.ndarray:
-        """Rows (N, size·size·3) of whole numbers 0..255 → uint8 (N, size, size, 3)."""
+        """Rows (N, size·size·3) of whole numbers 0..255 → uint8 (N, size, size, 3); of a value_range → floats."""
         if rows.shape[1] != 3 * size**2:
             raise InputError(
                 f"the rows of X have {rows.shape[1]} numbers; this model takes {size}×{size}×3 = {3 * size**2}, "
                 "or images (N, H, W, 3) of any size"
             )
+        if self.value_range is not None:
+            return rows.reshape(-1, size, size, 3).transpose(0, 3, 1, 2).astype(np.float32)
         if rows.max() > 255 or not np.array_equal(pixels := rows.astype(np.uint8), rows):
             raise InputError(
                 f"the rows of X range from {rows.min():.3g} to {rows.max():.3g} in {rows.dtype}; give pixels, "
@@ -131,13 +142,13 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.requires_fit = False
-        tags.input_tags.positive_only = True
+        tags.input_tags.positive_only = self.value_range is None
         tags.transformer_tags.preserves_dtype = []  # float32 whatever comes in
         return tags
 
 
 def _are_images(X: Images) -> bool:
-    """Whether X is images rather than a table: four axes, or a sequence of PIL images or of arrays of three."""
-    if isinstance(X, Sequence):
-        return len(X) > 0 and (isinstance(X[0], Image.Image) or getattr(X[0], "ndim", 0) == 3)
+    """Whether X is images and not a table: four axes, or a sequence of PIL images, paths or arrays of three."""
+    if isinstance(X, Sequence) and not isinstance(X, str):
+        return len(X) > 0 and (isinstance(X[0], Image.Image | str | Path) or getattr(X[0], "ndim", 0) == 3)
     return isinstance(X, np.ndarray | torch.Tensor) and X.ndim == 4

@@ -1,6 +1,6 @@
 """The two networks of IB-GAN beside the encoder: a generator with a bottleneck, and its discriminator.
 
-Letters: B images, C channels, D length of z, R length of r, which lies between z and the image, L views.
+Notation: B images, C channels, D length of z, R length of r, which lies between z and the image, L views.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 from diti.core.errors import InputError
 from diti.representation.networks.encoder import Encoder
 from diti.representation.networks.image_decoder import ImageDecoder, OneStepDecoder
+from diti.representation.networks.network_files import drawn_from
 from diti.representation.networks.trunks import FOLD, GRID, BackboneTrunk
-from diti.representation.networks.weights import drawn_from
 
 KIND = "ibgan"
 SETTINGS = ("kind", "size", "dims", "bottleneck", "channels")

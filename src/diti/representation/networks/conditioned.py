@@ -2,7 +2,7 @@
 
 Preechakul et al., "Diffusion Autoencoders", CVPR 2022: in every residual block of the down, middle and up path
 AdaGN(h, t, z) = z_s (t_s GroupNorm(h) + t_b), where z_s is 1 plus a linear layer of SiLU(z).
-Letters: B images, D length of z, E width of the time embedding.
+Notation: B images, D length of z, E width of the time embedding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from diti.core.errors import InputError
 from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path
 from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet
-from diti.diffusion.files import SCHEDULER_FILE, load_strictly, named, read_scheduler
+from diti.diffusion.files import SCHEDULER_FILE, complaints_about, load_strictly, read_scheduler
 from diti.diffusion.schedule import Schedule, eps_from_output, gather
 from diti.representation.networks.modulated import (
     ModulatedResnet,
@@ -31,8 +31,8 @@ from diti.representation.networks.modulated import (
     zero,
     zero_block_ends,
 )
+from diti.representation.networks.network_files import drawn_from, read_network, write_network
 from diti.representation.networks.unet_paths import embed_time, run_down, run_up
-from diti.representation.networks.weights import drawn_from, read_network, write_network
 
 
 class ConditionedUNet(nn.Module):
@@ -106,7 +106,7 @@ def load_conditioned(folder: str | Path) -> ConditionedUNet:
     if not (folder / "scheduler" / SCHEDULER_FILE).is_file():
         raise InputError(f"{folder / 'scheduler' / SCHEDULER_FILE} is missing; copy the whole model folder")
     scheduler = read_scheduler(folder, folder / "decoder")
-    with named(folder / "decoder" / "config.json"):
+    with complaints_about(folder / "decoder" / "config.json"):
         wrapping = Wrapping(**description["wrapping"])
         shape = Backbone(assemble_unet(description["unet"], wrapping), scheduler, wrapping)
         network = ConditionedUNet(shape, description["dims"])

@@ -1,7 +1,7 @@
 """The encoder f: image -> z, as a trunk that makes features and one linear layer (sections 4.1, 4.2).
 
 z = head((features - mean) / std). Mean and std are 0 and 1 until `fit_head` measures them on training images.
-Letters: B images, F features, D length of z.
+Notation: B images, F features, D length of z.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from diti.config import EncoderConfig
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
-from diti.diffusion.files import MOST_TIMESTEPS, load_strictly, named
+from diti.diffusion.files import MOST_TIMESTEPS, complaints_about, load_strictly
+from diti.representation.networks.network_files import drawn_from, read_network, write_network
 from diti.representation.networks.principal import principal_components
 from diti.representation.networks.trunks import AuthorsTrunk, BackboneTrunk, GivenFeatures, ResidualTrunk
-from diti.representation.networks.weights import drawn_from, read_network, write_network
 
 COMMON = ("kind", "size", "dims", "frozen")
 SETTINGS: dict[str, tuple[str, ...]] = {  # kind -> the arguments of its trunk besides the size
@@ -56,7 +56,7 @@ class Encoder(nn.Module):
                 "given": "give more features",
             }
             raise InputError(
-                f"--code-dim is {self.dims}, but this encoder has {features} features: take 1 to {features}, "
+                f"--code-dim is {self.dims}, but this encoder has {features} features: use 1 to {features}, "
                 f"or {remedy.get(description['kind'], 'another --encoder')}"
             )
         self.register_buffer("feature_mean", torch.zeros(features))
@@ -89,11 +89,19 @@ class Encoder(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """(B,3,H,W) -> (B,F), what the trunk sees in the image."""
         if tuple(x.shape[1:]) != self.taken:
+            self.require_images(f"got shape {tuple(x.shape)}")
             taken = ", ".join(map(str, self.taken))
-            what = "images have" if len(self.taken) == 3 else "this model encodes features of another network; got"
-            raise InputError(f"{what} shape {tuple(x.shape)}; this encoder takes (B, {taken})")
+            raise InputError(f"images have shape {tuple(x.shape)}; this encoder takes (B, {taken})")
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return self.trunk(x)
+
+    def require_images(self, but: str = "images were given") -> None:
+        """InputError for an encoder of features, which knows no image; it says what the model can do."""
+        if len(self.taken) == 1:
+            raise InputError(
+                f"this model encodes features of another network, numbers (N, {self.taken[0]}), and {but}; use "
+                "z = model.encode(features), then model.reconstruct(images, z=z), infer_noise and decode"
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B,3,H,W) -> z (B,D)."""
@@ -197,7 +205,7 @@ def encoder_from_description(description: Mapping[str, Any], seed: int = 0) -> E
     """A new encoder of that shape. Unknown and missing keys are errors."""
     kind = description.get("kind")
     if kind not in SETTINGS:
-        raise InputError(f"the encoder's kind is {kind!r}; known are {', '.join(SETTINGS)}")
+        raise InputError(f"the encoder's kind is {kind!r}; use {', '.join(SETTINGS)}")
     wanted = {*COMMON, *SETTINGS[kind]}
     allowed = wanted | OPTIONAL if kind == "backbone" else wanted
     if not wanted <= description.keys() <= allowed:
@@ -211,7 +219,7 @@ def encoder_from_description(description: Mapping[str, Any], seed: int = 0) -> E
 def load_encoder(folder: str | Path) -> Encoder:
     """The encoder that `Encoder.save` wrote, strictly every weight."""
     description, state = read_network(folder)
-    with named(Path(folder) / "config.json"):
+    with complaints_about(Path(folder) / "config.json"):
         encoder = encoder_from_description(description)
     load_strictly(encoder, state, str(folder))
     return encoder.eval()
@@ -244,6 +252,6 @@ def _trunk(description: Mapping[str, Any]) -> AuthorsTrunk | ResidualTrunk | Bac
     time = description["time"]
     times = time if isinstance(time, list) else [time]
     if not times or not all(isinstance(t, int) and 0 <= t < MOST_TIMESTEPS for t in times):
-        raise InputError(f"the encoder's time is {time!r}; it is one time-step of 0 or more, or a list of them")
+        raise InputError(f"the encoder's time is {time!r}; give one time-step of 0 or more, or a list of them")
     more = {name: bool(description.get(name, False)) for name in OPTIONAL}
     return BackboneTrunk(description["unet"], description["wrapping"], times, **more)

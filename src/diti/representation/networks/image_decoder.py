@@ -1,7 +1,7 @@
 """Networks that draw an image from a vector in one go: decoder of a VAE, generator of a GAN.
 
 The convolutional one mirrors the residual encoder: from a 4x4 grid up, the last step by pixel-shuffle.
-Letters: B images, C channels, D length of z.
+Notation: B images, C channels, D length of z.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diti.core.errors import InputError
+from diti.representation.networks.network_files import drawn_from
 from diti.representation.networks.trunks import FOLD, GRID, group_norm
-from diti.representation.networks.weights import drawn_from
 
 CHANNELS = (128, 128, 64, 32)  # width of each level, coarsest first
 
@@ -34,7 +34,7 @@ class ImageDecoder(nn.Module):
         super().__init__()
         doublings = (size // (FOLD * GRID)).bit_length() - 1
         if size != FOLD * GRID << max(0, doublings):
-            raise InputError(f"the image is {size} px; a decoder in one go draws 8, 16, 32, 64, 128, ... px")
+            raise InputError(f"the image is {size} px; a one-step decoder draws 8, 16, 32, 64, 128, ... px")
         if not channels or min(channels) < 1:
             raise InputError(f"the decoder's channels are {list(channels)}; give at least one positive width")
         widths = [channels[min(level, len(channels) - 1)] for level in range(doublings + 1)]

@@ -1,12 +1,11 @@
 """A small diffusion model over codes, so that new z can be drawn: Diff-AE's and PDAE's latent DPM.
 
-It lies in the sub-folder `latent/` of a model folder. Letters: N codes, D length of z, W width of the network.
+It lies in the sub-folder `latent/` of a model folder. Notation: N codes, D length of z, W width of the network.
 """
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -14,15 +13,12 @@ import torch
 from diffusers.models.embeddings import get_timestep_embedding
 from torch import Tensor, nn
 
-from diti.config import from_mapping
 from diti.core.errors import InputError
 from diti.core.rng import torch_generator
-from diti.core.runs import sha256_file
-from diti.data.sources import data_of_run
-from diti.diffusion.files import MOST_TIMESTEPS, load_strictly, may_keep, named
+from diti.diffusion.files import MOST_TIMESTEPS
 from diti.diffusion.sampler import dpm_solver_2m, timesteps
 from diti.diffusion.schedule import Schedule, eps_from_v, gather
-from diti.representation.networks.weights import WEIGHTS, drawn_from, read_network, write_network
+from diti.representation.networks.network_files import drawn_from, write_network
 
 FOLDER = "latent"  # below the model folder
 SAMPLING_STEPS = 50  # network calls per code; each is about a thousand times cheaper than one for an image
@@ -132,42 +128,3 @@ def new_latent(shape: LatentShape, mean: Tensor, std: Tensor, seed: int) -> Late
     """An untrained latent; its weights depend on (shape, seed) only."""
     with drawn_from(seed, "latent-weights"):
         return Latent(shape, mean, std)
-
-
-def encoder_file_hash(model_folder: Path) -> str:
-    """Tells whether a latent was made for the codes of this model's encoder."""
-    return sha256_file(model_folder / "encoder" / WEIGHTS)
-
-
-def how_to_make(folder: Path) -> str:
-    """The command that makes the latent of a model folder, or in words what is needed for it."""
-    if not may_keep(folder):
-        return (
-            f"diti train-latent on a copy of {folder}, which is read-only or ships with diti, with --data and the "
-            "images it was made from"
-        )
-    if (data := data_of_run(folder)) is None:
-        return f"diti train-latent {folder} --data, naming there the images it was made from"
-    return shlex.join(["diti", "train-latent", str(folder), "--data", data])
-
-
-def load_latent(model_folder: str | Path) -> Latent:
-    """The latent in a model folder, strictly every setting and weight, and only if it is for this encoder."""
-    model_folder = Path(model_folder)
-    folder = model_folder / FOLDER
-    remedy = f"make one with {how_to_make(model_folder)}"
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{model_folder} has no finished {FOLDER}/, from which new codes are drawn; {remedy}")
-    settings, state = read_network(folder)
-    source = str(folder / "config.json")
-    names = {field.name for field in fields(LatentShape)}
-    if wrong := sorted(names ^ settings.keys()):
-        raise InputError(f"{source} must hold {', '.join(sorted(names))} and no more; check {', '.join(wrong)}")
-    shape = from_mapping(LatentShape(), settings, source)
-    if shape.encoder != encoder_file_hash(model_folder):
-        raise InputError(f"{folder} was made for another encoder than this model's; remove it and {remedy}")
-    with named(folder / "config.json"):
-        latent = new_latent(shape, torch.zeros(shape.dims), torch.ones(shape.dims), seed=0)
-        Schedule.linear(shape.timesteps, shape.beta_start, shape.beta_end)
-    load_strictly(latent, state, str(folder))
-    return latent.eval()

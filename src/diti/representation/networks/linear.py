@@ -1,6 +1,6 @@
 """The linear part of the decoder, found in closed form: what z tells of the image that the frozen model lost.
 
-Letters: B images, D length of z, P pixel axes, S stretches of time-steps, R = 1 + P + D numbers that it takes in.
+Notation: B images, D length of z, P pixel axes, S stretches of time-steps, R = 1 + P + D numbers that it takes in.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LinearPart(nn.Module):
             left, right, share = neighbours(self.times, t[0])
             return rows @ torch.lerp(self.weights[left], self.weights[right], share)
         mixed = hat_weights(self.times, t)[:, :, None] * rows[:, None]  # (B,S,R)
-        return mixed.flatten(1) @ self.weights.flatten(0, 1)  # one product, with all matrices on top of each other
+        return mixed.flatten(1) @ self.weights.flatten(0, 1)  # one product, with all matrices stacked
 
 
 def hat_weights(times: Tensor, t: Tensor) -> Tensor:

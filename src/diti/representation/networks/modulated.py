@@ -1,6 +1,6 @@
 """Residual blocks of a diffusers U-Net that z modulates too: t first and z second (section 4.2; AdaGN of Diff-AE).
 
-Letters: B images, E width of the time embedding, Z width of what is told about z, C channels of a block.
+Notation: B images, E width of the time embedding, Z width of what is told about z, C channels of a block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STARTS = ("copy", "random")
 
 
 def check_decoder(backbone: Backbone, dims: int, start: str, starts: Sequence[str] = STARTS) -> None:
-    """InputError for a code or a start that no decoder has, or a backbone that none can be made of.
+    """InputError for a code or a start that no decoder has, or a backbone that none can be made from.
 
     With start "none" no block of the backbone is taken over, so that any backbone will do.
     """

@@ -1,6 +1,6 @@
 """Images as coordinates on their principal axes, which live on a small grid so that large images stay cheap.
 
-Letters: B images, H side of an image, h side of the grid, P axes, V = `axes`, Q = `spread`.
+Notation: B images, H side of an image, h side of the grid, P axes, V = `axes`, Q = `spread`.
 """
 
 from __future__ import annotations

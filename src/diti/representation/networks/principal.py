@@ -1,4 +1,4 @@
-"""Mean, standard deviation and principal axes of features, in one pass. Letters: N images, F features."""
+"""Mean, standard deviation and principal axes of features, in one pass. Notation: N images, F features."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def leading(variance: Tensor, axes: Tensor, least: int) -> tuple[Tensor, Tensor]
     if rank < least:
         raise InputError(
             f"the features vary in {rank} directions over the given images, the code has {least} dims: "
-            "give more and different images, or lower code_dim"
+            "give more and different images, or take a code of fewer dims"
         )
     variance, axes = variance[:rank], axes[:, :rank]
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))  # (1,D)

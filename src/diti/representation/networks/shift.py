@@ -3,7 +3,7 @@
 Two parts, alone or together. g shares the frozen U-Net's time embedding and down path, which run once, and owns a
 second middle and up path in which each residual block is modulated by t first and by z second. The linear part is
 found in closed form. Then eps = eps_theta - sqrt(SNR_t) linear - w^p_t g.
-Letters: B images, D length of z, E width of the time embedding, C channels of a block.
+Notation: B images, D length of z, E width of the time embedding, C channels of a block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from diti.core.errors import InputError
 from diti.core.rng import stream_seed
 from diti.diffusion.backbone import Backbone, assemble_unet
-from diti.diffusion.files import load_strictly, named
+from diti.diffusion.files import complaints_about, load_strictly
 from diti.diffusion.schedule import (
     eps_from_output,
     gather,
@@ -42,8 +42,8 @@ from diti.representation.networks.modulated import (
     zero,
     zero_block_ends,
 )
+from diti.representation.networks.network_files import drawn_from, read_network, write_network
 from diti.representation.networks.unet_paths import embed_time, run_down, run_up
-from diti.representation.networks.weights import drawn_from, read_network, write_network
 
 Start = Literal["copy", "random", "none"]
 DESCRIBED = {  # kind of decoder -> what its config.json says
@@ -83,7 +83,7 @@ class Prediction(NamedTuple):
 
     @property
     def without_g(self) -> Tensor:
-        """(B,3,H,W) what g makes better: it takes the place of eps_theta in eq. A4."""
+        """(B,3,H,W) what g improves: it takes the place of eps_theta in eq. A4."""
         return self.eps_theta if self.linear is None else self.eps_theta - self.linear
 
 
@@ -210,7 +210,7 @@ def load_decoder(folder: str | Path, backbone: Backbone) -> ShiftDecoder:
             f"{folder} describes {description}; a decoder has kind 'shift' and dims, or kind 'linear', dims, "
             "pixel_axes, stretches and path"
         )
-    with named(Path(folder) / "config.json"):
+    with complaints_about(Path(folder) / "config.json"):
         decoder = _described(description, backbone)
     decoder.load_decoder_state(state, str(folder))
     return decoder.eval()

@@ -2,7 +2,7 @@
 
 authors: the convolutions of the authors' 64 px and 128 px encoders.  residual: a small residual network for any
 size.  backbone: the diffusion U-Net's own down path, pooled.  given: features from elsewhere, (B,F) -> (B,F).
-Letters: B images, F features, C channels.
+Notation: B images, F features, C channels.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def level_shapes(widths: Sequence[int], side: int, whole: bool) -> list[tuple[in
 
 
 class GivenFeatures(nn.Module):
-    """Features (B,F) that another network found: they pass as they are."""
+    """Features (B,F) that another network found, passed on unchanged."""
 
     def __init__(self, features: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """The two halves of a diffusers U-Net, run apart: time embedding and down path, then middle and up path.
 
 `net` is anything with the layers of a UNet2DModel under their names: the U-Net itself, the encoder's copy of its
-down path, or the decoder's own up path. Letters: E width of the time embedding.
+down path, or the decoder's own up path. Notation: E width of the time embedding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pass over images: each goes through every stretch of time-steps once, and only sums remain.
 
 It ends by a rule: when more images would remove hardly more of the loss. Several processes share it, and a stopped
-one continues. Letters: S stretches, P pixel axes, E whitened features, D length of z, N images.
+one continues. Notation: S stretches, P pixel axes, E whitened features, D length of z, N images.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from diti.representation.solve.look import Look, Walk
 from diti.representation.solve.stretches import Stretches
 from diti.representation.solve.sums import Sums
 
-BATCH = 64  # images of one lane at once: what a 32 px U-Net needs of them stays near the core
+BATCH = 64  # images of one lane at once: what a 32 px U-Net needs for them fits a core's cache
 CHUNK = 512  # images after which processes add up their sums, and a state may be written
 GROWTH = 1.5  # of the images between two looks at the validation loss
 PER_REGRESSOR = 4  # images per regressor before the first look

@@ -1,6 +1,6 @@
 """From settings, a backbone and images to the evidence that a solution follows from.
 
-Letters: N training images, F features, D length of z, P pixel axes, E whitened features.
+Notation: N training images, F features, D length of z, P pixel axes, E whitened features.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOOK, VALIDATED = "look", "validation"  # folders of the state, beside those of 
 Log = Callable[..., None]
 
 
-def new_encoder(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> Encoder:
+def unsolved_encoder(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> Encoder:
     """The encoder whose last layer is to be found: over the backbone's features, or over given ones (N, F)."""
     if features is None:
         return build_encoder(config.code, backbone, config.seed).eval()
@@ -95,7 +95,7 @@ def pixel_axes_count(config: SolveConfig, images: int, size: int) -> int:
 
 
 def require_images(config: SolveConfig, images: int, size: int) -> None:
-    """InputError for fewer training images, or a shorter pass over them, than the regressions can bear."""
+    """InputError for fewer training images, or a shorter pass over them, than the regressions need."""
     dims = config.code_dim
     if images < PER_DIM * dims:
         most = images // PER_DIM
@@ -161,11 +161,11 @@ def _walks(
 def _looked(config: SolveConfig, encoder: Encoder, size: int, walk: Walk, images: int, state: Path | None) -> Look:
     """The first look at some training images, or that of a run that was stopped.
 
-    Looked again with another number of threads, axes may get other signs, and a state has sums on its own.
+    With another number of threads axes may get other signs, and the sums of a state belong to its own axes.
     """
     if state is not None and (found := load_state(state / LOOK)) is not None:
         return Look.restored(found[0], size, walk)
-    whitened = min(max(config.solution.whitened, config.code_dim), encoder.trunk.features, images // PER_DIM)
+    whitened = min(config.solution.whitened, encoder.trunk.features, images // PER_DIM)
     pixels = pixel_axes_count(config, images, size)
     return first_look(walk, min(LOOKED_AT, images), size, pixels, whitened, config.code_dim, config.seed)
 
@@ -179,7 +179,7 @@ def _validation_sums(job: Pass, walk: Walk, images: int, state: Path | None) -> 
     with progress_bar("validation images", images, shown=is_main()) as advance:
         for _ in job.extend(sums, walk, images, advance):
             pass
-    if state is not None and is_main():  # not earlier: a refusal, such as of a broken backbone, leaves nothing
+    if state is not None and is_main():  # not earlier: a refused, broken backbone must leave nothing behind
         save_state(state / LOOK, len(job.look.phi), job.look.state(), {})
         save_state(state / VALIDATED, images, sums.state(), {})
     return sums

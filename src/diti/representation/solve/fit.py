@@ -1,6 +1,6 @@
 """Step 5: g, a ridge regression of what is lost on (1, p, visible z) in each stretch; losses from the same sums.
 
-Letters: S stretches, P pixel axes, D length of z, R = 1 + P + D regressors.
+Notation: S stretches, P pixel axes, D length of z, R = 1 + P + D regressors.
 """
 
 from __future__ import annotations

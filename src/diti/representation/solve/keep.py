@@ -1,6 +1,6 @@
 """Steps 1 and 2: what z could add to what x_t tells already, and which D directions of the features to keep.
 
-Letters: S stretches, F whitened features φ, P pixel axes, D length of z, a = (1, p) what x_t tells.
+Notation: S stretches, F whitened features φ, P pixel axes, D length of z, a = (1, p) what x_t tells.
 """
 
 from __future__ import annotations
@@ -67,5 +67,5 @@ def keep(
 
 
 def _steady(matrix: Tensor) -> Tensor:
-    """The matrix with a trace of the identity, so that features which x_t tells exactly do not break it."""
+    """The matrix plus a little of the identity, so that features which x_t tells exactly do not break it."""
     return matrix + 1e-9 * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=matrix.dtype)

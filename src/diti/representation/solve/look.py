@@ -1,6 +1,6 @@
 """A first look at some training images: principal axes of their pixels, and whitened features.
 
-Letters: N images looked at, F features of the feature map, E whitened ones (φ), P pixel axes.
+Notation: N images looked at, F features of the feature map, E whitened ones (φ), P pixel axes.
 """
 
 from __future__ import annotations

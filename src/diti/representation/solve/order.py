@@ -2,7 +2,7 @@
 
 A rotation changes no probe; it decides what a subset means. What is lost of z at a time-step is what a linear map
 of the frozen model's reconstruction û does not tell (`lost_in_pixels`), or what the same features of û no longer
-show (`lost_in_features`). Letters: S stretches, F features, D length of z.
+show (`lost_in_features`). Notation: S stretches, F features, D length of z.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from diti.representation.solve.keep import Unknown
 from diti.representation.solve.sums import Shown
 
 NOTHING = 1e-12  # variance of codes of reconstructions that are all the same
-ICA_STEPS, ICA_IMAGES = 100, 4_096  # a rotation that is nearly the best is as free as the best one
+ICA_STEPS, ICA_IMAGES = 100, 4_096  # a rotation that is nearly the best changes no loss either
 
 Lost = Callable[[Tensor], Tensor]  # directions (F, D) of a whitened z → (S, D, D) covariance of what is lost of it
 
@@ -86,7 +86,7 @@ def independent_rotation(codes: Tensor, seed: int) -> Tensor:
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a rotation that could be better is still free
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a rotation that could be better changes no loss
         ica = FastICA(whiten=False, fun="logcosh", random_state=seed, max_iter=ICA_STEPS).fit(codes.numpy())
     u, _, v = torch.linalg.svd(torch.from_numpy(ica.components_.T.copy()).double())
     return u @ v

@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from diti.config import SolveConfig, TrainingConfig, differences, from_options, load_yaml
+from diti.config import SolveConfig, TrainingConfig
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator
 from diti.core.outputs import require_writable
-from diti.core.runs import RunFolder, read_mapping
+from diti.core.processes import require_alone
+from diti.core.runs import RunFolder, as_path, read_mapping
+from diti.core.settings import differences, from_options, load_yaml
 from diti.data.prepared import Dataset
-from diti.data.sources import open_data
+from diti.data.sources import as_dataset, place_of
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.representation.finish import finish, training_statistics
-from diti.representation.methods.registry import Findings, find_method
+from diti.diffusion.start_run import open_together
+from diti.representation.checks import assess_diti
+from diti.representation.finish import Findings, finish, training_statistics
 from diti.representation.models.diffusion import DiTi
+from diti.representation.models.loading import as_backbone, backbone_name, load
+from diti.representation.models.model import Model
 from diti.representation.partition import Partition, make_partition
 from diti.representation.solve.evidence import (
     gather_evidence,
-    new_encoder,
     require_features,
     require_images,
     split_rows,
+    unsolved_encoder,
 )
 from diti.representation.solve.figure import save_lost_figure
 from diti.representation.solve.solved import Solved, assemble, solve_networks
 from diti.representation.solve.start import remember
 
-FREE = frozenset({"data"})  # what a continued run may name otherwise: its content is compared by hash
+FREE = frozenset({"data", "backbone"})  # what a continued run may name differently: hashes are compared
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the caller holds already of what the settings would name."""
+
+    backbone: Backbone | None = None
+    dataset: Dataset | None = None
+    features: np.ndarray | None = None  # (N, F), which have no name
 
 
 def solve_model(config: SolveConfig, out: Path, begun: Callable[[], None] = lambda: None) -> Findings | None:
@@ -47,31 +63,35 @@ def solve_model(config: SolveConfig, out: Path, begun: Callable[[], None] = lamb
 
 
 def solve_models(
-    configs: Mapping[Path, SolveConfig], begun: Callable[[], None] = lambda: None
+    configs: Mapping[Path, SolveConfig], begun: Callable[[], None] = lambda: None, held: Held | None = None
 ) -> dict[Path, Findings | None]:
     """As `solve_model`, by run folder, of settings that have their `shared_pass` in common."""
+    held = held or Held()
     began = time.monotonic()
     first = next(iter(configs))
     config = max(configs.values(), key=lambda one: one.code_dim)  # what serves the longest code serves all
     # What is there already is told further on; this is about the place, and about what is read.
     places = {"--out": [out / "model.json" for out in configs]}
     require_writable(places, [config.data, config.backbone], overwrite=True)
-    backbone = load_backbone(config.backbone)
+    backbone = held.backbone or load_backbone(config.backbone)
     for one in configs.values():
-        validate(one, backbone)
+        validate(one, backbone, held.features)
     accelerator = make_accelerator(TrainingConfig())
     main = accelerator.is_main_process
     found: dict[Path, Findings | None] = dict.fromkeys(configs)
-    with ExitStack() as held:
+    with ExitStack() as folders:
         for out in configs:
-            held.enter_context(RunFolder(out).held(main))
-        with accelerator.main_process_first():
-            dataset = open_data(config.data, backbone.size)
+            folders.enter_context(RunFolder(out).held(main))
+        data = config.data if held.dataset is None else held.dataset
+        dataset = open_together(data, backbone.size, accelerator)
         backbone.require_size(dataset.size)
         for one in configs.values():
             require_images(one, len(split_rows(dataset, one.seed)[0]), backbone.size)
-        todo = [out for out, one in configs.items() if not begin(one, RunFolder(out), dataset, backbone, main)]
+        inputs = inputs_of(dataset, backbone, held.features)
+        todo = [out for out, one in configs.items() if not begin(one, RunFolder(out), inputs, main)]
         if not todo:
+            if main:
+                remove_states(configs)
             return found
         accelerator.wait_for_everyone()
         begun()
@@ -81,21 +101,28 @@ def solve_models(
                 RunFolder(out).log(**facts)
 
         backbone.to(accelerator.device)
-        encoder = new_encoder(config, backbone).to(accelerator.device)
+        encoder = unsolved_encoder(config, backbone, held.features).to(accelerator.device)
         state = first / "state"
-        evidence = gather_evidence(config, backbone, dataset, encoder, state=state, log=log)
+        evidence = gather_evidence(config, backbone, dataset, encoder, held.features, state=state, log=log)
         for out in todo:
-            own = new_encoder(configs[out], backbone).to(accelerator.device)
+            own = unsolved_encoder(configs[out], backbone, held.features).to(accelerator.device)
             solved = assemble(configs[out], backbone, own, evidence, cut_by_hand(configs[out], backbone))
             found[out] = Findings()
             if main:
                 seconds = time.monotonic() - began
-                found[out] = write(configs[out], solved, dataset, RunFolder(out), seconds)
-                remember(configs[out], solved, backbone, dataset)
+                found[out] = write(configs[out], solved, dataset, RunFolder(out), seconds, held.features)
+                if held.features is None:  # no training asks for a solution over others
+                    remember(configs[out], solved, backbone, dataset)
         if main:
-            shutil.rmtree(state, ignore_errors=True)  # hundreds of MB that nobody needs any more
+            remove_states(configs)
     accelerator.end_training()
     return found
+
+
+def remove_states(folders: Iterable[Path]) -> None:
+    """Hundreds of MB that nobody needs once all is solved."""
+    for folder in folders:
+        shutil.rmtree(folder / "state", ignore_errors=True)
 
 
 def shared_pass(config: SolveConfig) -> SolveConfig:
@@ -105,13 +132,12 @@ def shared_pass(config: SolveConfig) -> SolveConfig:
     """
     usual, solution = SolveConfig(), config.solution
     by_rule = config.images is None
-    few = by_rule or config.code_dim > solution.whitened  # then the code decides how many features are looked at
     return replace(
         config,
         method=usual.method,
         subsets=usual.subsets,
         partition=usual.partition,
-        code_dim=config.code_dim if few else usual.code_dim,
+        code_dim=config.code_dim if by_rule else 1,  # whatever the code, it must not raise what is looked at
         solution=replace(
             solution,
             tau=usual.solution.tau,
@@ -128,22 +154,28 @@ def cut_by_hand(config: SolveConfig, backbone: Backbone) -> Partition | None:
     return make_partition(config.partition, backbone.timesteps, config.subsets, config.code_dim)
 
 
-def begin(config: SolveConfig, run: RunFolder, dataset: Dataset, backbone: Backbone, main: bool) -> bool:
-    """Whether the folder holds this very solution already; if not, the main process begins the run there."""
-    inputs = {
+def inputs_of(dataset: Dataset, backbone: Backbone, features: np.ndarray | None) -> dict[str, Any]:
+    """What a solution depends on besides its settings, for run.json."""
+    return {
         "verb": "solve", "data_name": dataset.name, "data_hash": dataset.hash, "backbone_hash": backbone.digest(),
+        "features_hash": None if features is None else hashlib.sha256(features.tobytes()).hexdigest(),
     }  # fmt: skip
+
+
+def begin(config: SolveConfig, run: RunFolder, inputs: dict[str, Any], main: bool) -> bool:
+    """Whether the folder holds this very solution already; if not, the main process begins the run there."""
     if solved_already(config, run.path, inputs):
         return True
     if main:
-        run.begin(config, inputs, FREE)
+        # The state may be that of another run, which shares the pass: what was made here already is made again.
+        run.begin(config, inputs, FREE, needs_state=False)
         run.rewind_log(0)  # the looks of a stopped run are in its state: the pass tells them again
     return False
 
 
 def validate(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> None:
     """InputError for what cannot be solved, before any work. features: given ones (N, F)."""
-    new_encoder(config, backbone, features)
+    unsolved_encoder(config, backbone, features)
     if features is not None and config.solution.lost_in == "features":
         raise InputError(
             'lost_in is "features", but features of another network were given, and it cannot be shown what the '
@@ -172,25 +204,30 @@ def solved_already(config: SolveConfig, out: Path, inputs: dict[str, Any]) -> bo
     return not RunFolder(out).missing()
 
 
-def write(config: SolveConfig, solved: Solved, dataset: Dataset, run: RunFolder, seconds: float) -> Findings:
-    """The model folder, with a figure of what is lost when."""
-    method, solution = find_method(config.method), solved.solution
-    model = as_model(config, solved, dataset)
+def write(
+    config: SolveConfig,
+    solved: Solved,
+    dataset: Dataset,
+    run: RunFolder,
+    seconds: float,
+    features: np.ndarray | None = None,
+) -> Findings:
+    """The model folder, with a figure of what is lost when. features: given ones (N, F)."""
+    solution, model = solved.solution, solved_model(config, solved, dataset)
     images = solved.evidence.train.images
     facts = {"loss_removed_from_sums": solution.removed, "loss_removed_without_z": solution.removed_without_z}
     origin = [
         f"solved in closed form from {images:,} images of `{config.data}` in {seconds:.0f} s, seed {config.seed}",
         f"without z the same regression removes {solution.removed_without_z:.1%} of the loss",
     ]
-    lost = save_lost_figure(solution, solved.evidence.stretches, run.path / "lost.png")
-    findings = finish(
-        method, model, dataset, run, config.backbone, origin, {lost.name: "share lost by dim and time"}
-    )
     run.log(images=images, seconds=seconds, penalties=solution.penalties, **facts)
-    return findings
+    lost = save_lost_figure(solution, solved.evidence.stretches, run.path / "lost.png")
+    pictures = {lost.name: "share lost by dim and time"}
+    assess = partial(assess_diti, features=features)
+    return finish(model, assess, dataset, run, config.backbone, origin, pictures)
 
 
-def as_model(config: SolveConfig, solved: Solved, dataset: Dataset) -> DiTi:
+def solved_model(config: SolveConfig, solved: Solved, dataset: Dataset) -> DiTi:
     """The solved networks with the statistics of their code."""
     if solved.encoder.description["kind"] == "given":  # whitened on the training images: mean 0, variance 1
         mean, std = solved.encoder.head.bias.detach().clone(), solved.encoder.head.bias.new_ones(config.code_dim)
@@ -200,29 +237,41 @@ def as_model(config: SolveConfig, solved: Solved, dataset: Dataset) -> DiTi:
 
 
 def solve(
-    data: str | Dataset,
-    backbone: str | Backbone,
+    data: str | Path | Dataset,
+    backbone: str | Path | Backbone | Model,
     *,
-    features: Any = None,
     out: str | Path | None = None,
+    features: Any = None,
+    method: Literal["diti", "pdae"] = "diti",
+    code_dim: int = 128,
+    subsets: int = 16,
+    images: int | None = None,
+    seed: int = 0,
     **settings: Any,
 ) -> DiTi:
     """A solved model of images, in minutes: what `diti solve` does, from Python.
 
-    settings: any option of `diti solve` by name, such as method, code_dim, subsets, tau, features_weight.
+    backbone: a folder, shipped name or hub id, a backbone itself, or a model, whose backbone is taken.
+    out: folder of the run, with all that `diti solve` writes; a stopped one is continued. Without it nothing is
+    written. images: length of the pass; by default as many as needed.
     features: (N, F) floats, a row per image of the data, of any other network: z is then made from these, and
-    `model.encode` takes such rows. out: folder to save the model in.
+    `model.encode` takes such rows. settings: any other option of `diti solve` by name, such as tau, flip.
 
         model = diti.solve("data/mine", "runs/backbone", code_dim=64, out="runs/solved")
     """
-    frozen = load_backbone(backbone) if isinstance(backbone, str) else backbone
-    dataset = open_data(data, frozen.size) if isinstance(data, str) else data
+    options = {"method": method, "code_dim": code_dim, "subsets": subsets, "images": images, "seed": seed}
+    names = {"data": place_of(data), "backbone": backbone_name(backbone)}
+    config = from_options(SolveConfig(), {**options, **settings, **names}, "diti.solve")
+    if out is not None:
+        require_alone("diti.solve", "solve")
+        require_writable({"out": [as_path(out, "out") / "model.json"]}, [config.data], overwrite=True)
+    frozen = as_backbone(backbone)
+    dataset = as_dataset(data, frozen.size)
     frozen.require_size(dataset.size)
-    config = from_options(SolveConfig(), settings, "diti.solve")
     given = None if features is None else require_features(features, dataset)
+    if out is not None:
+        solve_models({Path(out): config}, held=Held(frozen, dataset, given))
+        return cast(DiTi, load(out))
     validate(config, frozen, given)
     cut = cut_by_hand(config, frozen)
-    model = as_model(config, solve_networks(config, frozen, dataset, features=given, partition=cut), dataset)
-    if out is not None:
-        model.save(Path(out))
-    return model
+    return solved_model(config, solve_networks(config, frozen, dataset, features=given, partition=cut), dataset)

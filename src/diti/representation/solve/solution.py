@@ -1,6 +1,6 @@
 """All steps at once: sums of products → the code's directions, its order and times, and the linear decoder.
 
-Letters: S stretches, E whitened features, D length of z, P pixel axes, R = 1 + P + D.
+Notation: S stretches, E whitened features, D length of z, P pixel axes, R = 1 + P + D.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def solve(
 
 
 def lost_by(settings: SolutionConfig, evidence: Evidence, unknown: list[Unknown]) -> Lost:
-    """How it is measured what is lost of a code."""
+    """How to measure what is lost of a code."""
     if settings.lost_in == "pixels":
         return lost_in_pixels(unknown)
     return lost_in_features([evidence.train.shown(stretch) for stretch in range(evidence.stretches.count)])

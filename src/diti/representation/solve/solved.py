@@ -14,7 +14,7 @@ from diti.representation.networks.encoder import Encoder
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
-from diti.representation.solve.evidence import Log, gather_evidence, new_encoder
+from diti.representation.solve.evidence import Log, gather_evidence, unsolved_encoder
 from diti.representation.solve.solution import Evidence, Solution, solve
 
 
@@ -40,7 +40,7 @@ def solve_networks(
     log: Log = lambda **facts: None,
 ) -> Solved:
     """Gather the evidence and solve. features: given ones (N, F). partition: a cut to keep to."""
-    encoder = new_encoder(config, backbone, features)
+    encoder = unsolved_encoder(config, backbone, features)
     encoder.to(next(backbone.parameters()).device)
     evidence = gather_evidence(config, backbone, dataset, encoder, features, state, log)
     return assemble(config, backbone, encoder, evidence, partition)

@@ -27,15 +27,11 @@ def solve_settings(config: TrainConfig) -> SolveConfig:
         method="pdae" if config.method == "pdae" else "diti",
         data=config.data,
         backbone=config.backbone,
-        code_dim=config.code.code_dim,
         subsets=config.subsets,
-        encoder_time=config.code.encoder_time,
-        encoder_path=config.code.encoder_path,
-        encoder_pixels=config.code.encoder_pixels,
-        encoder_mirror=config.code.encoder_mirror,
         flip=config.training.flip,
         seed=config.training.seed,
         solution=config.solution,
+        **config.code.features(),
     )
 
 
@@ -84,9 +80,7 @@ def _kept(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partit
 def _read(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partition]:
     linear = load_decoder(folder / "decoder", backbone).linear
     if linear is None:
-        raise InputError(
-            f"{folder} holds a decoder that was not solved; remove that folder, and it is solved anew"
-        )
+        raise InputError(f"{folder} holds a decoder that was not solved; remove that folder to solve it anew")
     cut = Partition.from_json(read_json(folder / "partition.json"))
     return load_encoder(folder / "encoder"), linear, cut
 

@@ -1,4 +1,4 @@
-"""The time-steps cut into stretches, finer where the diffusion model loses most. Letters: S stretches, T steps."""
+"""Time-steps cut into stretches, finer where the diffusion model loses most. Notation: S stretches, T steps."""
 
 from __future__ import annotations
 

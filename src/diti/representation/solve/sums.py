@@ -2,7 +2,7 @@
 
 Sums of several processes, machines or days add up, and memory does not grow with the images. Every image goes
 through every stretch, so the products of the features with themselves are summed once for all.
-Letters: S stretches, P pixel axes, R = 1 + P (the columns of a = (1, p)), F features φ, B images.
+Notation: S stretches, P pixel axes, R = 1 + P (the columns of a = (1, p)), F features φ, B images.
 """
 
 from __future__ import annotations

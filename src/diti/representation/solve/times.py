@@ -1,4 +1,4 @@
-"""Step 4: from when on a subset of z may be seen. Letters: S stretches, K subsets, D length of z."""
+"""Step 4: from when on a subset of z may be seen. Notation: S stretches, K subsets, D length of z."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def matched_partition(
 ) -> Partition:
     """Subsets of equal width, each visible from where the mean lost share of its dims (S, D) reaches τ.
 
-    The decoder's weights are known at the centres of the stretches (S,) and straight between them. So a subset
-    enters right after the centre before, where its weights are still 0: the field has no jump.
+    The decoder's weights are known at the centres of the stretches (S,) and linear between them. So a subset
+    enters right after the previous centre, where its weights are still 0: the field has no jump.
     """
     dims = lost.shape[1]
     ends = Partition.balanced(timesteps, subsets, dims)

@@ -13,7 +13,7 @@ from diti.core.errors import InputError
 from diti.edit.axes import push_axes
 from diti.edit.invert import Inverted
 from diti.edit.manipulate import push
-from diti.explore.axes import extremes
+from diti.exploring.axes import extremes
 from diti.studio import markup
 from diti.studio.parts import (
     Desk,
@@ -24,6 +24,7 @@ from diti.studio.parts import (
     picker,
     real,
     result,
+    sent,
     strip,
     then_redraw,
     titled,
@@ -61,7 +62,7 @@ class Axes:
         self._connect()
 
     def _controls(self) -> None:
-        html("<h3>Which axis?</h3><p class='hint'>One number each; those that matter most first.</p>")
+        html(markup.heading("Which axis?", "One number each; those that matter most first."))
         self.axes = clickable("", "axes-box")
         self.place = gr.Slider(
             -REACH, REACH, 0, step=0.25, label="Turn it", elem_id="turn",
@@ -89,7 +90,7 @@ class Axes:
         on(self.own.made.success, self.draw, inputs, outputs)
 
     def draw(self, visitor: Visitor, moved: float, own_moved: float) -> Iterator[Any]:
-        """The visitor's picture with one axis turned, and moved along the slider of one's own."""
+        """The visitor's picture with one axis turned, and moved along the visitor's own slider."""
         axis, std = self._axis(visitor), self.world.statistics()[1]
 
         def edit(start: Inverted) -> tuple[Tensor, Tensor]:
@@ -119,8 +120,8 @@ class Axes:
 
     def choose_axis(self, visitor: Visitor, event: gr.EventData) -> Iterator[Any]:
         """One of them."""
-        axis = event._data.get("row")
-        if axis not in self.world.axes(visitor.part):
+        axis = sent(event, "row")
+        if type(axis) is not int or axis not in self.world.axes(visitor.part):
             raise InputError("There is no such axis in this part.")
         visitor.axis = axis
         yield self._listed(visitor), gr.Slider(value=0)

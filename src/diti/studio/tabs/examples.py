@@ -11,7 +11,7 @@ import torch
 from diti.core.errors import InputError
 from diti.edit.examples import codes_of, example_direction
 from diti.studio import markup
-from diti.studio.parts import Desk, gallery, html, titled
+from diti.studio.parts import Desk, gallery, html, sent, titled
 from diti.studio.session import SIDES, Visitor
 
 FARTHEST = 0.6  # the paper's scale s at the end of the slider
@@ -49,7 +49,7 @@ class Examples:
 
     def add_row(self, visitor: Visitor, side: str, event: gr.EventData) -> Iterator[Any]:
         """A picture of the data."""
-        visitor.add_example(side, self.world.pixels(event._data.get("row")))
+        visitor.add_example(side, self.world.pixels(sent(event, "row")))
         yield _both(visitor)
 
     def add_mine(self, visitor: Visitor, side: str) -> Iterator[Any]:
@@ -63,7 +63,7 @@ class Examples:
         yield *_both(visitor), gr.Slider(value=0, visible=False)
 
     def learn(self, visitor: Visitor) -> Iterator[Any]:
-        """The direction from the ones to the others."""
+        """The direction from one side to the other."""
         if not visitor.examples["like"]:
             raise InputError("Please click at least one picture that has what you mean.")
         model = self.world.model

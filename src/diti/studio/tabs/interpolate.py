@@ -44,7 +44,7 @@ class Interpolate:
     def __init__(self, desk: Desk) -> None:
         self.desk, self.world = desk, desk.world
         lead(
-            "Take a part of what describes the <b>first</b> face and move it towards the <b>second</b>. Fine "
+            "Take a part of what describes the <b>first</b> picture and move it towards the <b>second</b>. Fine "
             "parts carry small things, coarse parts light, background and colour."
         )
         self.span = strip(
@@ -52,16 +52,16 @@ class Interpolate:
         )
         with gr.Row(equal_height=False, elem_classes="bench"):
             with gr.Column(scale=2, min_width=220):
-                self.first = picker(desk, "a", "From", "the face that is changed")
+                self.first = picker(desk, "a", "From", "the picture that is changed")
             with gr.Column(scale=3, min_width=300):
                 self.shown = result()
                 self.scale = gr.Slider(
                     NEAREST, BEYOND, 1.0, step=0.05, label="How far", elem_id="scale",
-                    info="0: the first face. 1: this part is all the second face's. Beyond 1: more than that.",
+                    info="0: the first picture. 1: this part is all the second's. Beyond 1: more than that.",
                 )  # fmt: skip
                 self.ends = html("", elem_classes="recons")
             with gr.Column(scale=2, min_width=220):
-                self.second = picker(desk, "b", "Towards", "the face that lends its part")
+                self.second = picker(desk, "b", "Towards", "the picture that lends its part")
         self.play = gr.Button("▶ Play the way there", variant="primary", elem_id="play")
         self.film = html("", elem_classes=["film", "status"])
         self.outputs = [self.first.shown, self.second.shown, *self.shown.parts, self.ends]
@@ -90,7 +90,8 @@ class Interpolate:
         """All pictures from the first to the second in one batch, as an animation."""
         span = span_of(self.world, words)
         yield markup.note(f"Drawing {FRAMES} pictures …", busy=True)
-        yield _film(self._way(visitor, span))
+        way = self._way(visitor, span)
+        yield markup.film(_animation(way), interpolation_grid(way))
 
     def opened(self, visitor: Visitor) -> Iterator[Any]:
         """Two faces, and the one made of both."""
@@ -104,7 +105,7 @@ class Interpolate:
             yield gr.skip(), gr.skip(), *value
 
     def _reconstructions(self, visitor: Visitor) -> str:
-        """What the model makes of the two pictures themselves: the two ends of every way."""
+        """What the model makes of the two pictures themselves: the two ends of every path."""
         with self.world.lock:
             start = visitor.inverted(self.world.model, BOTH)
             again = visitor.decoded(start, start.z, start.x_T, FULL_STEPS)
@@ -123,14 +124,8 @@ class Interpolate:
         return Interpolation(images[2:], tuple(variants), ends, images[:2], self.world.partition)
 
 
-def _film(found: Interpolation) -> str:
-    """The animation, and links to keep it as GIF or PNG; they hold the files themselves."""
+def _animation(found: Interpolation) -> bytes:
+    """As GIF."""
     with tempfile.TemporaryDirectory(prefix="diti-film-") as folder:
         frames = [Image.fromarray(markup.enlarged(pixels, 256)) for pixels in to_uint8(found.images)]
-        gif = save_animation(frames, Path(folder) / "way.gif").read_bytes()
-    moving, sheet = markup.data_url(gif, "image/gif"), markup.picture_url(interpolation_grid(found))
-    return (
-        f'<figure><img src="{moving}" alt="the way from the first face to the second, animated"></figure>'
-        f'<p class="links"><a href="{moving}" download="diti-way.gif">Download GIF</a>'
-        f'<a href="{sheet}" download="diti-way.png">Download PNG</a></p>'
-    )
+        return save_animation(frames, Path(folder) / "way.gif").read_bytes()

@@ -8,10 +8,10 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from diti.edit.interpolate import chosen_dims
-from diti.explore.search import nearest
+from diti.edit.interpolate import moved_dims
+from diti.exploring.search import nearest
 from diti.studio import markup
-from diti.studio.parts import Desk, clickable, html, lead, picker, span_of, strip, then_redraw, whole
+from diti.studio.parts import Desk, clickable, html, lead, picker, sent, span_of, strip, then_redraw, whole
 from diti.studio.session import Visitor
 
 FOUND, MOST = 16, 60
@@ -45,7 +45,7 @@ class Search:
         """The nearest pictures; the whole set is read once."""
         image, world = visitor.image("image"), self.world
         world.data()
-        kept = np.flatnonzero(chosen_dims(world.partition, span_of(world, words)).numpy())
+        kept = np.flatnonzero(moved_dims(world.partition, span_of(world, words)).numpy())
         yield markup.note(self.world.first_look, busy=True), gr.skip()
         with world.lock:
             wanted = world.standard(world.model.encode(image).numpy())[0, kept]
@@ -57,7 +57,7 @@ class Search:
 
     def go_on(self, visitor: Visitor, event: gr.EventData) -> Iterator[Any]:
         """Search from a picture that was found."""
-        visitor.images["image"] = self.world.pixels(event._data.get("row"))
+        visitor.images["image"] = self.world.pixels(sent(event, "row"))
         yield self.subject.picture(visitor)
 
     def opened(self, visitor: Visitor, *inputs: Any) -> Iterator[Any]:

@@ -9,13 +9,13 @@ import gradio as gr
 import torch
 
 from diti.core.errors import InputError
-from diti.core.images import to_float
+from diti.core.images import MODEL_RANGE, to_float
 from diti.core.rng import torch_generator
 from diti.diffusion.schedule import gather, q_sample, w_eps, x0_from_eps
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.model import inference
 from diti.studio import markup
-from diti.studio.parts import Desk, as_picture, clickable, html, lead, picker, then_redraw, whole
+from diti.studio.parts import Desk, as_picture, clickable, html, lead, picker, sent, then_redraw, whole
 from diti.studio.session import Visitor
 
 AT_THE_ENDS = 8
@@ -47,36 +47,19 @@ class Understand:
 
     def _measurements(self) -> None:
         can = self.world.dataset is not None
-        html(
-            "<h3>Which part tells what?</h3><p class='hint'>How well one part alone tells each label, from 0 "
-            "to 100. Click a number to see the pictures in which this part sees least and most of it.</p>"
+        hint = (
+            "How well one part alone tells each label, from 0 to 100. Click a number to see the pictures in which "
+            "this part sees least and most of it."
         )
+        html(markup.heading("Which part tells what?", hint))
         with gr.Row(elem_classes="buttons"):
-            self.measure = gr.Button(
-                "Measure the parts",
-                variant="primary",
-                elem_id="measure",
-                visible=can,
-                size="sm",
-                scale=0,
-                min_width=180,
-            )
+            self.measure = gr.Button("Measure the parts", elem_id="measure", visible=can, **SMALL)
         self.line, self.table = html("", elem_classes="status"), clickable("", "matrix-box")
         self.ends = html("", elem_classes="cell-ends")
-        html(
-            "<h3>Where does the code help?</h3><p class='hint'>The error by the amount of noise; a gap between "
-            "the lines is what the code knows.</p>"
-        )
+        hint = "The error by the amount of noise; a gap between the lines is what the code knows."
+        html(markup.heading("Where does the code help?", hint))
         with gr.Row(elem_classes="buttons"):
-            self.losses = gr.Button(
-                "Measure the error",
-                variant="primary",
-                elem_id="losses",
-                visible=can,
-                size="sm",
-                scale=0,
-                min_width=180,
-            )
+            self.losses = gr.Button("Measure the error", elem_id="losses", visible=can, **SMALL)
         self.chart = html("", elem_classes=["chart-box", "status"])
 
     def _connect(self) -> None:
@@ -101,7 +84,7 @@ class Understand:
 
     def look(self, visitor: Visitor, event: gr.EventData) -> Iterator[str]:
         """The images in which a part sees least and most of a label."""
-        subset, attribute = self._cell(event._data.get("cell"))
+        subset, attribute = self._cell(sent(event, "cell"))
         rows = self.world.ends_of(subset, attribute, AT_THE_ENDS)
         yield "".join(
             markup.heading(f"Part {subset + 1} sees {word} of {attribute}")
@@ -141,7 +124,7 @@ class Understand:
         noisy = q_sample(pixels, noise, abar)
         with self.world.lock, inference(model.decoder):
             frozen = model.decoder.frozen(noisy, steps)
-            z = model.partition.mask(model.encode(pixels).to(pixels), steps)
+            z = model.partition.mask(model.encode(pixels, value_range=MODEL_RANGE).to(pixels), steps)
             guided = model.decoder.respond(frozen, steps, z).eps(gather(w_eps(model.schedule), steps, pixels))
         drawn = {
             "your picture": pixels,

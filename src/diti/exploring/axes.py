@@ -1,0 +1,155 @@
+"""What each axis of z does: how much of the loss it removes, and which images lie at its two ends.
+
+Notation: N images, D dims of z, K subsets, A attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.images import MODEL_RANGE
+from diti.core.progress import progress_bar
+from diti.data.prepared import Dataset
+from diti.data.sources import as_dataset
+from diti.diffusion.validation import fixed_batches
+from diti.representation.features import encode_dataset
+from diti.representation.models.diffusion import DiTi
+from diti.representation.models.loading import as_model
+from diti.representation.models.model import Model, inference
+from diti.representation.networks.shift import losses_with
+from diti.representation.partition import Partition
+
+IMAGES = 128  # validation images, each at one time-step and noise
+NAMED_LABELS, LEAST_R = 3, 0.15  # attributes shown beside an axis, and the least correlation of these
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of z and how much it matters. Labels play no part in finding it."""
+
+    axis: int
+    name: str  # such as z012_t0300
+    subset: int
+    removed: float  # share of the frozen model's loss
+    labels: dict[str, float]  # attribute → r, the strongest, where there are labels
+
+
+def find_axes(
+    model: Model | str | Path, dataset: Dataset | str | Path, per_subset: int = 1, *, images: int = IMAGES
+) -> list[Axis]:
+    """The axes of each subset that remove most of the loss, from fine to coarse: `diti explore` without its page.
+
+    images: of the validation split, on which the loss is measured.
+
+        for axis in diti.find_axes(model, data):
+            print(axis.name, axis.removed, axis.labels)
+    """
+    model = as_model(model)
+    dataset = as_dataset(dataset, model.size)
+    able = require_frozen(model)
+    model.require_size(dataset.size)
+    if min(per_subset, images) < 1:
+        raise InputError(f"per_subset is {per_subset} and images {images}; give 1 or more of each")
+    removed = removed_by(able, dataset, [[dim] for dim in range(model.dims)], images)
+    labels, names = correlations(encode_dataset(model, dataset), dataset), model.feature_names()
+    return [
+        Axis(axis, names[axis], subset, float(removed[axis]), told_labels(labels, axis))
+        for subset, axes in enumerate(strongest(removed, model.partition, per_subset))
+        for axis in axes
+    ]
+
+
+def require_frozen(model: Model) -> DiTi:
+    """The same model; InputError for one without the frozen diffusion model whose loss an axis removes."""
+    if not isinstance(model, DiTi):
+        raise InputError(f"a {model.method} model has no frozen diffusion model; explore diti and pdae models")
+    return model
+
+
+@torch.no_grad()
+def removed_by(model: DiTi, dataset: Dataset, groups: Sequence[Sequence[int]], images: int = IMAGES) -> np.ndarray:
+    """(G,) share of the frozen model's loss that each group of dims removes: what is missing without it.
+
+    Without it: its dims at their mean, the others as they are. Eq. 6 on fixed images, time-steps and noise.
+    """
+    mean, _ = model.statistics()
+    total = np.zeros(2 + len(groups))  # of the frozen model, with all of z, without each group
+    batches = list(fixed_batches(dataset, model.partition.timesteps, model.device, images))
+    steps = len(batches) * len(groups)
+    with inference(model.decoder), progress_bar("what each axis removes", steps, unit="axes") as advance:
+        for pixels, t, noise in batches:
+            z = model.encode(pixels, value_range=MODEL_RANGE).to(pixels)
+            codes = (model.partition.mask(code, t) for code in chain([z], held_at(z, mean.to(z), groups)))
+            for index, losses in enumerate(losses_with(model.decoder, pixels, t, noise, codes)):
+                total[index] += losses.double().sum().item()
+                advance(int(index > 1))
+    return (total[2:] - total[1]) / total[0]
+
+
+def held_at(z: Tensor, mean: Tensor, groups: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """The codes (B, D) with the dims of one group after the other at their mean (D,)."""
+    for dims in groups:
+        held = z.clone()
+        held[:, list(dims)] = mean[list(dims)]
+        yield held
+
+
+def strongest(removed: np.ndarray, partition: Partition, count: int) -> list[list[int]]:
+    """For each subset the dims that remove most, given what each of all D removes; the largest first."""
+    found = []
+    for subset in range(partition.subsets):
+        dims = np.array(partition.dims_of(subset), dtype=int)
+        order = np.argsort(-removed[dims], kind="stable")[:count]
+        found.append([int(dim) for dim in dims[order]])
+    return found
+
+
+def extremes(values: np.ndarray, dataset: Dataset, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the images lowest and highest on an axis (N,), outermost first; one per person where known."""
+    order = np.argsort(values, kind="stable")
+    return _one_each(order, dataset, count), _one_each(order[::-1], dataset, count)
+
+
+def _one_each(order: np.ndarray, dataset: Dataset, count: int) -> np.ndarray:
+    """The first `count` rows, never two of one person; the files themselves where persons are not known."""
+    if "identity" not in dataset.table.column_names:
+        return order[:count]
+    people = dataset.table["identity"]
+    seen: set[str] = set()
+    rows: list[int] = []
+    for row in order:
+        if len(rows) == count:
+            break
+        if (person := people[int(row)].as_py()) not in seen:
+            seen.add(person)
+            rows.append(int(row))
+    return np.array(rows, dtype=np.int64)
+
+
+def correlations(codes: np.ndarray, dataset: Dataset) -> dict[str, np.ndarray]:
+    """Attribute → Pearson r (D,) with each dim of the codes (N, D); empty where there are no labels."""
+    labels = dataset.labels().astype(np.float64)
+    if not labels.shape[1]:
+        return {}
+    z = _standard(codes.astype(np.float64))
+    found = z.T @ _standard(labels) / len(z)  # (D, A)
+    return {name: found[:, place] for place, name in enumerate(dataset.attributes)}
+
+
+def told_labels(labels: Mapping[str, np.ndarray], axis: int) -> dict[str, float]:
+    """The attributes that go with an axis most, and how: r of each."""
+    most = sorted(labels, key=lambda label: -abs(labels[label][axis]))[:NAMED_LABELS]
+    return {label: round(float(labels[label][axis]), 3) for label in most if abs(labels[label][axis]) >= LEAST_R}
+
+
+def _standard(columns: np.ndarray) -> np.ndarray:
+    spread = columns.std(0)
+    return (columns - columns.mean(0)) / np.where(spread > 0, spread, 1.0)

@@ -1,0 +1,183 @@
+"""`diti search`: the images nearest to one, in the whole code or in chosen subsets, and the odd ones.
+
+Notation: N images, D dims of z.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from diti.core.errors import InputError
+from diti.core.errors import nearest as like
+from diti.core.images import grid, picture_kind, save_picture, to_uint8
+from diti.core.outputs import require_writable
+from diti.core.ranges import Range, check_number
+from diti.core.runs import as_path, versions, write_json
+from diti.data.decode import decode
+from diti.data.prepared import Dataset
+from diti.data.sources import as_dataset, place_of
+from diti.edit.directions import standardise
+from diti.representation.features import encode_dataset, explained_by_z
+from diti.representation.models.axis_names import axis_number, find_axis, is_named, words_of
+from diti.representation.models.inputs import Picture, as_batch, read_images
+from diti.representation.models.loading import as_model
+from diti.representation.models.model import Model
+from diti.representation.partition import LEVELS, THIRDS
+
+COLUMNS = 8
+COUNT, SHEET = 24, Range(1, 10_000)  # images to find
+ROWS_AT_ONCE = 4_096  # codes whose differences are computed at a time: they fit a core's cache
+SPARE = 32  # images beyond those wanted whose distances are computed exactly
+DISTANCE = "distance to the image searched for, in standard deviations"
+FARTHEST = "mean square of the code's dims, in standard deviations: farthest first"
+EXPLAINED = "share of the image that z explains: least first"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Images in the order of what was asked for."""
+
+    rows: np.ndarray  # (M,)
+    values: np.ndarray  # (M,) what they are ordered by
+    by: str  # what the values are
+    files: tuple[str, ...] = ()  # (M,) of the images, where they have names
+    told: tuple[str, ...] = ()  # lines about the search
+
+
+def searched_dims(model: Model, words: str) -> np.ndarray:
+    """(d,) dims that a comma list names: all, fine, coarse, early, middle, late, I, I:J, or an axis."""
+    dims: set[int] = set()
+    for word in (piece.strip() for piece in words.split(",")):
+        if word == "all" or word in THIRDS or word in LEVELS or word.replace(":", "").isdigit():
+            mask = model.partition.subset_mask(word)
+            dims |= set(np.flatnonzero(mask.numpy()).tolist())
+        elif is_named(model.axis_names, word) or (word.startswith("z") and axis_number(word) is not None):
+            dims.add(find_axis(model.axis_names, model.dims, word)[0])
+        else:
+            raise InputError(_no_part(model, word))
+    return np.array(sorted(dims))
+
+
+def _no_part(model: Model, word: str) -> str:
+    """What may be said instead."""
+    parts, named = ["all", *LEVELS, *THIRDS], words_of(model.axis_names)
+    axes = ", ".join([f"z000 to z{model.dims - 1:03d}", *named])
+    return (
+        f"--subset {word!r} names no part of this code; use {', '.join(parts)}, subsets by number (0 to "
+        f"{model.partition.subsets - 1}, or I:J), or an axis: {axes}.{like(word, [*parts, *named])}"
+    )
+
+
+def nearest(codes: np.ndarray, wanted: np.ndarray, count: int) -> Found:
+    """The `count` rows of standardised codes (N, d) nearest to one (d,), nearest first: an exact search."""
+    parts = (codes[start : start + ROWS_AT_ONCE] - wanted for start in range(0, len(codes), ROWS_AT_ONCE))
+    squares = np.concatenate([np.einsum("nd,nd->n", part, part) for part in parts])
+    candidates = min(2 * count + SPARE, len(squares))  # more than wanted: float32 may swap neighbours
+    first = np.sort(np.argpartition(squares, candidates - 1)[:candidates])
+    exact = np.linalg.norm(codes[first].astype(np.float64) - wanted, axis=1)
+    order = np.argsort(exact, kind="stable")[:count]
+    return Found(first[order], exact[order], DISTANCE)
+
+
+def oddest(codes: np.ndarray, count: int) -> Found:
+    """The rows of standardised codes (N, d) that lie farthest from the mean of all, oddest first."""
+    squares = np.einsum("nd,nd->n", codes, codes) / codes.shape[1]
+    order = np.argsort(-squares, kind="stable")[:count]
+    return Found(order, squares[order], FARTHEST)
+
+
+def least_explained(shares: np.ndarray, count: int) -> Found:
+    """The rows of the images that z explains least, given these shares (N,); the least first."""
+    order = np.argsort(shares, kind="stable")[:count]
+    return Found(order, shares[order], EXPLAINED)
+
+
+def search(
+    model: Model | str | Path,
+    image: Picture | None = None,
+    *,
+    data: Dataset | str | Path,
+    subset: str = "all",
+    count: int | None = None,
+    odd: int | None = None,
+    out: str | Path = "found.png",
+    overwrite: bool = False,
+) -> Found:
+    """Find the images nearest to one, or the odd ones, as `diti search` does: a sheet and a JSON beside it.
+
+    subset: where to be near. count: images to find, by default 24. odd: find so many odd images instead.
+
+        diti.search("runs/model", "a.png", data="data/mine", subset="coarse").files
+    """
+    for option, number in (("count", count), ("odd", odd)):
+        if number is not None:
+            check_number(option, number, SHEET)
+    out = as_path(out, "out")
+    if (image is None) == (odd is None):
+        raise InputError("give one image to search for, or --odd N for the N oddest images, not both")
+    if odd is not None and count is not None:
+        raise InputError("--odd says how many images to find; leave --count (-n) out")
+    number = (COUNT if count is None else count) if odd is None else odd
+    picture_kind(out)
+    beside = out.with_suffix(".json")
+    name = str(image) if isinstance(image, str | Path) else None
+    require_writable({"--out": [out, beside]}, [name, place_of(data)], overwrite=overwrite)
+    model = as_model(model)
+    dims = searched_dims(model, subset)
+    given, lines = read_images([] if name is None else [name], model.size)
+    if image is not None and name is None:
+        given = list(to_uint8(as_batch(image, model.size)[:1]))
+    dataset = as_dataset(data, model.size)
+    codes = encode_dataset(model, dataset)
+    mean, std = (s.numpy()[dims] for s in model.statistics(torch.from_numpy(codes)))
+    standard = standardise(codes[:, dims], mean, std)
+    part = f"in {len(dims)} of {model.dims} dims ({subset})"
+    if image is not None:
+        wanted = standardise(model.encode(given[0]).numpy()[:, dims], mean, std)[0]
+        found, told = nearest(standard, wanted, number), f"the nearest images {part} of {len(dataset):,}"
+    else:
+        shares = explained_by_z(model, dataset) if len(dims) == model.dims else None
+        found = oddest(standard, number) if shares is None else least_explained(shares, number)
+        told = f"the {len(found.rows)} oddest images of {len(dataset):,}, {_why_odd(found, shares, part)}"
+    save_picture(sheet(dataset, found, given), out)
+    written = record(dataset, found, subset, name if image is None or name else "given in Python")
+    write_json(beside, written)
+    files = tuple(item["file"] for item in written["found"])
+    return replace(found, files=files, told=(*lines, told, f"wrote {out} and {beside}"))
+
+
+def _why_odd(found: Found, shares: np.ndarray | None, part: str) -> str:
+    """Which of the two ways was used, and how far out these images are."""
+    if shares is None:
+        return f"by the farthest codes {part}"
+    usual = np.median(shares)
+    return f"by what z explains least: {found.values[0]:.0%} to {found.values[-1]:.0%} of them, usual {usual:.0%}"
+
+
+def sheet(dataset: Dataset, found: Found, given: list[np.ndarray]) -> Any:
+    """The images found, each with its value below; first the one searched for."""
+    searched = [decode(image, dataset.size, "centre") for image in given]  # data may be of another size
+    pictures = [*searched, *dataset.pixels(found.rows)]
+    captions = [*(["searched"] * len(given)), *(f"{value:.2f}" for value in found.values)]
+    return grid(np.stack(pictures), COLUMNS, captions=captions)
+
+
+def record(dataset: Dataset, found: Found, subset: str, image: str | None) -> dict[str, Any]:
+    """For JSON: files in the order of the sheet."""
+    files = dataset.table["file"]
+    listed = [
+        {"file": files[int(row)].as_py(), "row": int(row), "value": float(value)}
+        for row, value in zip(found.rows, found.values, strict=True)
+    ]
+    return {
+        "searched": image,
+        "subset": subset,
+        "values_are": found.by,
+        "found": listed,
+        "versions": versions(),
+    }

@@ -1,0 +1,1 @@
+"""HTML: templates, the page that reports and explorations share, and boxes for notebooks."""

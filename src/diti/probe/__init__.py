@@ -1,1 +1,0 @@
-"""Linear probes on arrays of codes and their scores; nothing here knows a network."""

@@ -1,0 +1,1 @@
+"""Linear probes on arrays of codes and their scores; nothing here knows about networks."""

@@ -1,0 +1,112 @@
+"""The penalty of a linear model, chosen on validation images or by cross-validation.
+
+Features are standardised, float32 (N, D); labels (N, A), NaN where missing; penalties (L,), from strong to weak.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.probes.fit import Basis, FitPath, Linear, fit_logistic, fit_ridge
+from diti.probes.scores import average_precision, mse
+
+STALE = 2  # penalties in a row that help no attribute, after which weaker ones are not tried
+
+
+# ---- fewer images than dims ----
+
+
+@dataclass(frozen=True)
+class Span:
+    """An orthonormal basis of what images span. No penalised fit to them has weights outside it (representer
+    theorem), so N images with more than N dims are fitted in N dims, with the same result."""
+
+    axes: Tensor  # (D, N) float64
+
+    @classmethod
+    def of(cls, x: Tensor) -> Span | None:
+        """Of features (N, D); None where there are no more dims than images."""
+        return cls(torch.linalg.qr(x.double().T)[0]) if len(x) < x.shape[1] else None
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Features (M, D) in these axes: float32 (M, N)."""
+        return x @ self.axes.float()
+
+    def outside(self, fit: Linear) -> Linear:
+        """A fit of N dims as one of all D."""
+        return dataclasses.replace(fit, weights=self.axes.numpy() @ fit.weights)
+
+
+# ---- choice of the penalty ----
+
+
+def fit_path(x: Tensor, labels: np.ndarray, binary: bool, grid: np.ndarray, basis: Basis | None = None) -> FitPath:
+    """Logistic regression for binary attributes, ridge for continuous ones."""
+    return fit_logistic(x, labels, grid, basis) if binary else fit_ridge(x, labels, grid)
+
+
+def quality(predicted: np.ndarray, truth: np.ndarray, binary: bool) -> np.ndarray:
+    """What a choice on validation images maximises (A,): AP, or minus the MSE."""
+    return average_precision(predicted, truth) if binary else -mse(predicted, truth)
+
+
+def fit_chosen_on(
+    x: Tensor, labels: np.ndarray, binary: bool, valid: tuple[Tensor, np.ndarray], grid: np.ndarray
+) -> Linear:
+    """Each attribute with the penalty that is best on the validation images; the strongest of equals.
+
+    The path from strong to weak ends when STALE penalties in a row were best for no attribute.
+    """
+    if span := Span.of(x):
+        seen = (span.inside(valid[0]), valid[1])
+        return span.outside(fit_chosen_on(span.inside(x), labels, binary, seen, grid))
+    found: list[np.ndarray] = []
+
+    def past_the_best(fit: Linear) -> bool:
+        found.append(quality(fit.predict(valid[0]), valid[1], binary))
+        return bool((np.argmax(found, axis=0) < len(found) - STALE).all())
+
+    if binary:
+        path = fit_logistic(x, labels, grid, enough=past_the_best)
+    else:
+        path = fit_ridge(x, labels, grid)
+        for index in range(len(grid)):
+            past_the_best(path.at(index))
+    return path.at(np.argmax(found, axis=0))
+
+
+def fit_cross_validated(
+    x: Tensor, labels: np.ndarray, binary: bool, folds: np.ndarray, grid: np.ndarray
+) -> Linear:
+    """Each attribute with the penalty of the lowest held-out loss over `folds` (N, A), refitted to all images."""
+    if span := Span.of(x):
+        return span.outside(fit_cross_validated(span.inside(x), labels, binary, folds, grid))
+    basis = Basis.suited(x) if binary else None
+    loss = held_out_loss(x, labels, binary, folds, grid, basis)
+    return fit_path(x, labels, binary, grid, basis).at(np.argmin(loss, axis=0))
+
+
+def held_out_loss(
+    x: Tensor, labels: np.ndarray, binary: bool, folds: np.ndarray, grid: np.ndarray, basis: Basis | None
+) -> np.ndarray:
+    """Summed loss (L, A) of the labels of each fold under the fit to the other folds: log-loss, squared error.
+
+    The loss is defined with few labels where AP is not. A fold is skipped if the other folds hold only one class.
+    """
+    total = np.zeros((len(grid), labels.shape[1]))
+    for fold in range(folds.max() + 1):
+        training = np.where(folds == fold, np.nan, labels)
+        columns = np.flatnonzero(np.nanmax(training, 0, initial=-np.inf) > np.nanmin(training, 0, initial=np.inf))
+        if len(columns) == 0:
+            continue
+        path = fit_path(x, training[:, columns], binary, grid, basis)
+        held = np.where(folds == fold, labels, np.nan)[:, columns]
+        for i in range(len(grid)):
+            f = path.at(i).predict(x)
+            total[i, columns] += np.nansum(np.logaddexp(0, f) - held * f if binary else (f - held) ** 2, axis=0)
+    return total

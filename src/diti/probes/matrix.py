@@ -1,0 +1,308 @@
+"""Which subset of the code carries which attribute: probes on each subset alone, on all but it, and on the first
+or last few subsets. Binary attributes are scored by AP, continuous ones by Pearson's r.
+
+All fits share one fixed penalty, the Gram matrix, and good first guesses, so that hundreds of fits stay cheap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diti.core.errors import InputError
+from diti.core.progress import progress_bar
+from diti.core.rng import numpy_generator
+from diti.probes.fit import Basis, RidgeMoments, Standard, fit_logistic, gram_matrix, label_patterns
+from diti.probes.scores import average_precision, chance_ap, pearson
+from diti.probes.task import LeftOut, Splits, Task, checked_task
+
+L2 = 1e-3  # the shared penalty
+TOLERANCE = 1e-3  # of the fits: the loss is then within 1e-6 of its minimum, far below the noise of a score
+
+
+@dataclass(frozen=True)
+class SubsetMatrix:
+    """Scores of the probe by subset (rows) and attribute (columns)."""
+
+    protocol: str
+    names: tuple[str, ...]  # (A,)
+    scores: tuple[str, ...]  # (A,) ap or r
+    ends: tuple[int, ...]  # (K,)
+    alone: np.ndarray  # (K, A) the subset's dims only; an empty subset has the score of chance
+    without: np.ndarray  # (K, A) all dims but the subset's
+    full: np.ndarray  # (A,) all dims
+    chance: np.ndarray  # (A,) share of positives; 0 for r
+    left_out: tuple[LeftOut, ...]
+
+    def record(self) -> dict[str, Any]:
+        """JSON-able."""
+        return _record(self)
+
+
+@dataclass(frozen=True)
+class Cumulative:
+    """Scores against the number of subsets in use."""
+
+    protocol: str
+    names: tuple[str, ...]  # (A,)
+    scores: tuple[str, ...]  # (A,) ap or r
+    ends: tuple[int, ...]  # (K,)
+    early: np.ndarray  # (K, A) row i: subsets 0 .. i
+    late: np.ndarray  # (K, A) row i: the last i + 1 subsets
+    chance: np.ndarray  # (A,)
+    left_out: tuple[LeftOut, ...]
+
+    def means(self) -> dict[str, dict[str, np.ndarray]]:
+        """{"ap": {"early": (K,), "late": (K,)}, "r": ...}: mean over the attributes with that score."""
+        found = {}
+        for score in sorted(set(self.scores)):
+            columns = np.array(self.scores) == score
+            found[score] = {"early": self.early[:, columns].mean(1), "late": self.late[:, columns].mean(1)}
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """JSON-able."""
+        means = {s: {way: m.tolist() for way, m in ways.items()} for s, ways in self.means().items()}
+        return _record(self) | {"means": means}
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """Where in the code one attribute sits."""
+
+    name: str
+    subset: int | None  # the subset with the best score alone; None if no subset is above chance
+    score: float | None  # of that subset alone
+    above_chance: float
+    position: float | None  # mean place of the subsets, 0 (first) .. 1 (last), weighted by score above chance
+
+
+def subset_matrix(
+    features: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    binary: Sequence[bool] | np.ndarray,
+    splits: Splits,
+    ends: Sequence[int],
+    split: str = "test",
+    *,
+    l2: float = L2,
+    rows: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> SubsetMatrix:
+    """Probe every subset alone and all but it. Subset i owns the dims ends[i-1] .. ends[i] - 1.
+
+    Fits train, scores `split`; with `rows` at most that many training images are used, drawn with `seed`.
+    """
+    reader = _Reader.of(features, labels, names, binary, splits, split, l2, rows, seed)
+    bounds = _bounds(ends, features.shape[1])
+    whole, theta = reader.read(0, bounds[-1])
+    alone, without = [], []
+    with progress_bar("subset matrix", len(ends), unit="subsets", shown=progress) as advance:
+        for low, high in pairwise(bounds):
+            alone.append(reader.read(low, high)[0])
+            without.append(reader.read_without(low, high, theta) if high > low else whole)
+            advance()
+    return SubsetMatrix(
+        protocol=reader.protocol,
+        names=reader.task.names,
+        scores=reader.kinds,
+        ends=bounds[1:],
+        alone=np.stack(alone),
+        without=np.stack(without),
+        full=whole,
+        chance=reader.chance,
+        left_out=reader.task.left_out,
+    )
+
+
+def cumulative(
+    features: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    binary: Sequence[bool] | np.ndarray,
+    splits: Splits,
+    ends: Sequence[int],
+    split: str = "test",
+    *,
+    l2: float = L2,
+    rows: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Cumulative:
+    """Score against the number of subsets, taken from early to late and from late to early."""
+    reader = _Reader.of(features, labels, names, binary, splits, split, l2, rows, seed)
+    bounds = _bounds(ends, features.shape[1])
+    early, late, first, last = [], [], None, None
+    with progress_bar("cumulative scores", 2 * len(ends), unit="fits", shown=progress) as advance:
+        for high in bounds[1:]:
+            score, first = reader.read(0, high, first)
+            early.append(score)
+            advance()
+        for low in bounds[-2::-1]:
+            score, last = reader.read(low, bounds[-1], last)
+            late.append(score)
+            advance()
+    return Cumulative(
+        protocol=reader.protocol,
+        names=reader.task.names,
+        scores=reader.kinds,
+        ends=bounds[1:],
+        early=np.stack(early),
+        late=np.stack(late),
+        chance=reader.chance,
+        left_out=reader.task.left_out,
+    )
+
+
+def carriers(matrix: SubsetMatrix) -> list[Carrier]:
+    """For each attribute the subset that reads it best alone, and the mean place of the subsets that read it."""
+    above = np.maximum(matrix.alone - matrix.chance, 0)  # (K, A)
+    places = np.linspace(0, 1, len(above)) if len(above) > 1 else np.zeros(1)
+    found = []
+    for column, name in enumerate(matrix.names):
+        gain = above[:, column]
+        if gain.max() == 0:
+            found.append(Carrier(name, None, None, 0.0, None))
+            continue
+        best = int(gain.argmax())
+        position = float(places @ gain / gain.sum())
+        found.append(Carrier(name, best, float(matrix.alone[best, column]), float(gain[best]), position))
+    return found
+
+
+def _bounds(ends: Sequence[int], dims: int) -> tuple[int, ...]:
+    """(0, *ends), checked."""
+    bounds = (0, *(int(end) for end in ends))
+    if len(bounds) == 1 or bounds[-1] != dims or any(a > b for a, b in pairwise(bounds)):
+        raise InputError(f"ends {list(ends)[:8]} do not divide {dims} dims; give rising ends, the last {dims}")
+    return bounds
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Everything the fits share; `read` probes the dims low .. high - 1."""
+
+    task: Task
+    x: Tensor  # (N, D) standardised training images
+    y: np.ndarray  # (N, A)
+    scored: Tensor  # (M, D) standardised images to score
+    truth: np.ndarray  # (M, A)
+    gram: Tensor  # (D, D)
+    moments: list[tuple[np.ndarray, RidgeMoments]]  # continuous attributes: columns, and what ridge needs
+    l2: float
+    protocol: str
+
+    @classmethod
+    def of(
+        cls,
+        features: np.ndarray,
+        labels: np.ndarray,
+        names: Sequence[str],
+        binary: Sequence[bool] | np.ndarray,
+        splits: Splits,
+        split: str,
+        l2: float,
+        rows: int | None,
+        seed: int,
+    ) -> _Reader:
+        if split not in ("test", "valid") or l2 <= 0 or (rows is not None and rows < 2):
+            raise InputError(f"split {split!r}, l2 {l2:g}, rows {rows}: use split test or valid, l2 > 0, rows > 1")
+        task = checked_task(features, labels, names, binary, splits)
+        train, tested = splits.train, splits.test if split == "test" else splits.valid
+        if rows is not None and rows < len(train):
+            train = np.sort(numpy_generator(seed, "matrix rows").choice(train, rows, replace=False))
+        task = task.usable({"train": train, split: tested})
+        standard = Standard.of(features, train)
+        x, y = standard.apply(features, train), task.labels[train]
+        text = (
+            f"logistic regression (AP) and ridge regression (r) on standardised codes, L2 {l2:g} for all, "
+            f"fitted to {len(train):,} of {len(splits.train):,} training images, scored on {split}"
+        )
+        return cls(
+            task=task,
+            x=x,
+            y=y,
+            scored=standard.apply(features, tested),
+            truth=task.labels[tested],
+            gram=gram_matrix(x),
+            moments=_moments(x, y, np.flatnonzero(~task.binary)),
+            l2=l2,
+            protocol=text,
+        )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple("ap" if binary else "r" for binary in self.task.binary)
+
+    @property
+    def chance(self) -> np.ndarray:
+        """Score (A,) of a constant prediction."""
+        return np.where(self.task.binary, chance_ap(self.truth), 0.0)
+
+    def read(self, low: int, high: int, start: Tensor | None = None) -> tuple[np.ndarray, Tensor | None]:
+        """Scores (A,), and the logistic weights and bias (D + 1, binary attributes) as a first guess for others.
+
+        The dims outside low .. high - 1 have weight 0.
+        """
+        if high == low:
+            return self.chance, start
+        here = slice(low, high)
+        inner = None if start is None else torch.cat([start[:-1][here], start[-1:]])
+        theta = self._logistic(self.x[:, here], Basis.of(self.gram[here, here]), inner)
+        spread = torch.zeros(self.x.shape[1] + 1, theta.shape[1], dtype=torch.float64)
+        spread[:-1][here], spread[-1] = theta[:-1], theta[-1]
+        return self._score(spread, torch.arange(low, high)), spread
+
+    def read_without(self, low: int, high: int, start: Tensor | None) -> np.ndarray:
+        """Scores (A,) of all dims but low .. high - 1; `start` is the fit to all dims."""
+        dims = torch.cat([torch.arange(low), torch.arange(high, self.x.shape[1])])
+        if len(dims) == 0 or start is None:
+            return self.chance
+        start = start.clone()
+        start[low:high] = 0
+        return self._score(self._logistic(self.x, Basis.of(self.gram, dims), start), dims)
+
+    def _logistic(self, x: Tensor, basis: Basis, start: Tensor | None) -> Tensor:
+        """Weights and bias (D + 1, binary attributes)."""
+        y = self.y[:, self.task.binary]
+        if y.shape[1] == 0:
+            return torch.zeros(x.shape[1] + 1, 0, dtype=torch.float64)
+        fit = fit_logistic(x, y, np.array([self.l2]), basis, start, TOLERANCE).at(0)
+        return torch.from_numpy(np.concatenate([fit.weights, fit.bias[None]]))
+
+    def _score(self, theta: Tensor, dims: Tensor) -> np.ndarray:
+        """AP of the logistic fits `theta` and r of ridge on `dims`; a constant prediction has r 0."""
+        found = np.zeros(len(self.task.names))
+        binary = self.task.binary
+        if binary.any():
+            predicted = self.scored @ theta[:-1].float()
+            found[binary] = average_precision(predicted.numpy(), self.truth[:, binary])
+        for columns, moments in self.moments:
+            weights, _ = moments.ridge(self.l2, dims)
+            predicted = self.scored @ weights.float()
+            found[columns] = np.nan_to_num(pearson(predicted.numpy(), self.truth[:, columns]))
+        return found
+
+
+def _moments(x: Tensor, y: np.ndarray, columns: np.ndarray) -> list[tuple[np.ndarray, RidgeMoments]]:
+    """Moments of the continuous attributes, grouped by which images have their label."""
+    found = []
+    for rows, places in label_patterns(y[:, columns]) if len(columns) else ():
+        part = x if len(rows) == len(x) else x[torch.from_numpy(rows)]
+        found.append((columns[places], RidgeMoments.of(part, torch.from_numpy(y[np.ix_(rows, columns[places])]))))
+    return found
+
+
+def _record(result: SubsetMatrix | Cumulative) -> dict[str, Any]:
+    found = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.items()}
+    return plain | {"left_out": [dataclasses.asdict(item) for item in result.left_out]}
