@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from diti.core.lanes import in_lanes
 from diti.core.machine import cache_folder
 from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
+from diti.core.rng import numpy_generator
 from diti.core.runs import as_path, atomic_path
 from diti.data.decode import decode
 from diti.data.prepare import SKIPPED
@@ -30,6 +31,7 @@ from diti.representation.models.diffusion import DiTi
 from diti.representation.models.explained import TIMES, explained_share
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.loading import as_model
+from diti.representation.models.metric import regressed_metric
 from diti.representation.models.model import BATCH, Model, images_at_once, inference
 from diti.representation.networks.encoder import Encoder
 
@@ -38,6 +40,7 @@ WRITERS = {
     ".csv": pyarrow.csv.write_csv,
 }  # by the ending of a table's file
 MOST_KEPT = 2_500_000_000  # bytes of features that a training or solution leaves in the cache for the next one
+METRIC_IMAGES = 8_192  # as many as a solution looks at
 EXPLAINED = "explained"  # column of the table; those of z begin with z and a digit
 
 log = logging.getLogger(__name__)
@@ -110,6 +113,42 @@ def explained_by_z(model: Model, dataset: Dataset) -> np.ndarray | None:
     return _kept(f"{model_hash(model)}/{dataset.hash}/explained/{TIMES}", len(dataset), compute)[:, 0]
 
 
+def metric_of(model: Model, dataset: Dataset) -> Tensor:
+    """The model's metric (D, D); where it knows none, that of these images, and a line says so."""
+    if model.metric is None:
+        log.warning("the model has no metric yet: it is measured on %s", dataset.name)
+        facts = f"{encoder_hash(model.encoder)}/{dataset.hash}/metric"
+        model.metric = torch.from_numpy(_kept(facts, model.dims, lambda: metric_over(model, dataset).numpy()))
+    return model.metric
+
+
+@torch.no_grad()
+def metric_over(model: Model, dataset: Dataset) -> Tensor:
+    """The metric (D, D) by one regression over some training images, or others where there are none."""
+    encoder, weight = model.encoder, model.encoder.head.weight
+    rows = dataset.rows("train") if len(dataset.rows("train")) else dataset.rows()
+    if len(rows) > METRIC_IMAGES:
+        rows = np.sort(numpy_generator(0, "metric").permutation(rows)[:METRIC_IMAGES])
+    codes = None if model.mean is not None else torch.from_numpy(encode_dataset(model, dataset))
+    mean, std = model.statistics(codes)
+    seen = kept_features(encoder, dataset)
+    parts = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+
+    def features(part: np.ndarray) -> Tensor:
+        if seen is not None:
+            return torch.from_numpy(seen[part]).to(weight)
+        return encoder.features(_pixels(encoder, dataset, part))
+
+    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+        for part in parts:
+            found = features(part)
+            yield found.cpu(), (encoder.code(found).cpu() - mean) / std
+            advance(len(part))
+
+    with inference(encoder), progress_bar("the metric of z", len(rows)) as advance:
+        return regressed_metric(pairs())
+
+
 def _run(encoder: Encoder, function: Callable[[Tensor], Tensor], dataset: Dataset, mirrored: bool) -> np.ndarray:
     """What a function of an encoder says of each image."""
 
@@ -155,7 +194,7 @@ def _parts(dataset: Dataset, at_once: int) -> list[slice]:
     return [slice(start, start + at_once) for start in range(0, len(dataset), at_once)]
 
 
-def _pixels(encoder: Encoder, dataset: Dataset, rows: slice) -> Tensor:
+def _pixels(encoder: Encoder, dataset: Dataset, rows: slice | np.ndarray) -> Tensor:
     """(B, 3, H, W) of the encoder's size, on its device."""
     images = np.asarray(dataset.images[rows])
     if dataset.size != encoder.size:

@@ -17,7 +17,7 @@ from diti.core.images import to_float
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, write_json, write_text
 from diti.data.prepared import Dataset
-from diti.representation.features import frozen_features
+from diti.representation.features import frozen_features, metric_over
 from diti.representation.models.model import BATCH, Model, code_statistics
 from diti.representation.networks.encoder import Encoder
 from diti.representation.registry import title_of
@@ -45,6 +45,8 @@ def finish(
 
     origin: for the card, how it was made. pictures: file in the folder → what it shows, besides those of `assess`.
     """
+    if model.metric is None and model.mean is not None:
+        model.metric = metric_over(model, dataset)
     model.save(run.path)
     findings = assess(model, dataset, run.path)
     findings = dataclasses.replace(findings, pictures={**findings.pictures, **(pictures or {})})

@@ -9,7 +9,7 @@ from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.files import locate, read_settings
 from diti.representation.models.axis_names import read_names
 from diti.representation.models.decoding import DecodingModel
-from diti.representation.models.model import Model, require_known_format, require_parts
+from diti.representation.models.model import Model, read_metric, require_known_format, require_parts
 from diti.representation.registry import find_method
 
 
@@ -29,6 +29,7 @@ def load(source: str | Path) -> Model:
         raise InputError(f"{folder / 'model.json'}: {error}") from None
     model = method.load(folder)
     model.axis_names = read_names(folder, model.dims)
+    model.metric = read_metric(folder)
     return model
 
 

@@ -29,6 +29,7 @@ from diti.representation.checks import assess_diti
 from diti.representation.finish import Findings, finish, training_statistics
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import as_backbone, backbone_name, load
+from diti.representation.models.metric import solved_metric
 from diti.representation.models.model import Model
 from diti.representation.partition import Partition, make_partition
 from diti.representation.solve.evidence import (
@@ -233,7 +234,9 @@ def solved_model(config: SolveConfig, solved: Solved, dataset: Dataset) -> DiTi:
         mean, std = solved.encoder.head.bias.detach().clone(), solved.encoder.head.bias.new_ones(config.code_dim)
     else:
         mean, std = training_statistics(solved.encoder, dataset)
-    return DiTi(solved.encoder, solved.decoder.eval(), solved.solution.partition, mean, std, config.method)
+    model = DiTi(solved.encoder, solved.decoder.eval(), solved.solution.partition, mean, std, config.method)
+    model.metric = solved_metric(solved.solution.directions, solved.evidence.look.whitening.variance, std)
+    return model
 
 
 def solve(
