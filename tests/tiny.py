@@ -42,7 +42,9 @@ def tiny_model(backbone: Backbone | None = None, subsets: int = SUBSETS) -> DiTi
     perturb(encoder)
     decoder = ShiftDecoder(backbone, DIMS)
     perturb(decoder.path)
-    return DiTi(encoder, decoder, Partition.balanced(1000, subsets, DIMS), torch.zeros(DIMS), torch.ones(DIMS))
+    model = DiTi(encoder, decoder, Partition.balanced(1000, subsets, DIMS), torch.zeros(DIMS), torch.ones(DIMS))
+    model.metric = torch.eye(DIMS)
+    return model
 
 
 def tiny_solved(out: Path) -> None:

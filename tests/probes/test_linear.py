@@ -270,6 +270,20 @@ def test_few_shot_improves_with_labels():
     assert result.scores == ("ap", "ap", "ap", "r")
 
 
+def test_few_labels_read_more_where_the_metric_says_which_dims_matter():
+    """Three dims of thirty tell the attribute; with few labels a fit finds them only when their lengths say so."""
+    rng = np.random.default_rng(3)
+    features = rng.normal(size=(1200, 30))
+    labels = (features[:, :3].sum(1, keepdims=True) + 0.3 * rng.normal(size=(1200, 1)) > 0).astype(float)
+    metric = np.diag(np.r_[np.full(3, 9.0), np.full(27, 1 / 9)])
+    task = (features, labels, ["a"], [True], three_splits(1200), (10,))
+    plain, measured, misled = (
+        few_shot(*task, seed=0, repeats=3, metric=m).mean_ap[0, 0] for m in (None, metric, metric[::-1, ::-1])
+    )
+    assert measured > plain + 0.05
+    assert misled > plain - 0.1, "a metric that misleads is left out by cross-validation, mostly"
+
+
 def test_few_shot_is_deterministic_and_json():
     features, labels, names, binary = planted(n=400)
     first, again, other = (

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.core.errors import nearest as like
@@ -22,10 +23,11 @@ from diti.data.decode import decode
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
 from diti.edit.directions import standardise
-from diti.representation.features import encode_dataset, explained_by_z
+from diti.representation.features import encode_dataset, explained_by_z, metric_of
 from diti.representation.models.axis_names import axis_number, find_axis, is_named, words_of
 from diti.representation.models.inputs import Picture, as_batch, read_images
 from diti.representation.models.loading import as_model
+from diti.representation.models.metric import metric_root
 from diti.representation.models.model import Model
 from diti.representation.partition import LEVELS, THIRDS
 
@@ -33,7 +35,7 @@ COLUMNS = 8
 COUNT, SHEET = 24, Range(1, 10_000)  # images to find
 ROWS_AT_ONCE = 4_096  # codes whose differences are computed at a time: they fit a core's cache
 SPARE = 32  # images beyond those wanted whose distances are computed exactly
-DISTANCE = "distance to the image searched for, in standard deviations"
+DISTANCE = "distance to the image searched for, by the metric of the code"
 FARTHEST = "mean square of the code's dims, in standard deviations: farthest first"
 EXPLAINED = "share of the image that z explains: least first"
 
@@ -73,8 +75,17 @@ def _no_part(model: Model, word: str) -> str:
     )
 
 
+def root_inside(metric: Tensor, dims: np.ndarray) -> np.ndarray:
+    """(d, d) for standardised codes in these dims of a metric (D, D): distances after it are those of its block.
+
+    The block is scaled to trace d, so that distances in large and in small parts of the code can be read alike.
+    """
+    block = metric[dims][:, dims]
+    return metric_root(block * (len(dims) / block.trace())).numpy()
+
+
 def nearest(codes: np.ndarray, wanted: np.ndarray, count: int) -> Found:
-    """The `count` rows of standardised codes (N, d) nearest to one (d,), nearest first: an exact search."""
+    """The `count` rows of codes (N, d) nearest to one (d,), nearest first: an exact search."""
     parts = (codes[start : start + ROWS_AT_ONCE] - wanted for start in range(0, len(codes), ROWS_AT_ONCE))
     squares = np.concatenate([np.einsum("nd,nd->n", part, part) for part in parts])
     candidates = min(2 * count + SPARE, len(squares))  # more than wanted: float32 may swap neighbours
@@ -138,8 +149,9 @@ def search(
     standard = standardise(codes[:, dims], mean, std)
     part = f"in {len(dims)} of {model.dims} dims ({subset})"
     if image is not None:
-        wanted = standardise(model.encode(given[0]).numpy()[:, dims], mean, std)[0]
-        found, told = nearest(standard, wanted, number), f"the nearest images {part} of {len(dataset):,}"
+        root = root_inside(metric_of(model, dataset), dims)
+        wanted = standardise(model.encode(given[0]).numpy()[:, dims], mean, std)[0] @ root
+        found, told = nearest(standard @ root, wanted, number), f"the nearest images {part} of {len(dataset):,}"
     else:
         shares = explained_by_z(model, dataset) if len(dims) == model.dims else None
         found = oddest(standard, number) if shares is None else least_explained(shares, number)

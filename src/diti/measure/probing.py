@@ -28,7 +28,7 @@ from diti.probes.linear import probe as linear_probe
 from diti.probes.matrix import cumulative, subset_matrix
 from diti.probes.reconstruct import reconstruction_scores
 from diti.probes.task import Splits
-from diti.representation.features import encode_dataset, encoder_hash, trunk_features
+from diti.representation.features import encode_dataset, encoder_hash, metric_of, trunk_features
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import as_model, load
 from diti.representation.models.model import Model
@@ -249,7 +249,8 @@ class ProbeStudy:
         if options.subsets and self.model.partition.subsets > 1:
             record |= self.subsets()
         if options.few_shot:
-            record["few_shot"] = self.few_labels(self.codes)
+            metric = metric_of(self.model, self.dataset).numpy()
+            record["few_shot"] = self.few_labels(self.codes, metric)
         if options.disentanglement:
             record["disentanglement"] = self.disentanglement()
         if options.reconstruct:
@@ -279,15 +280,19 @@ class ProbeStudy:
             source, self.dataset, dims, options.seed, options.wide_baseline, sees_backbone(self.model)
         ):
             item = {"name": name, "probe": self.labels.probe(features, options.seed).record()}
-            found.append(item | ({"few_shot": self.few_labels(features)} if options.few_shot else {}))
+            own = np.diag(features[self.labels.splits.train].var(0)) if features.shape[1] == dims else None
+            found.append(item | ({"few_shot": self.few_labels(features, own)} if options.few_shot else {}))
         return found
 
-    def few_labels(self, features: np.ndarray) -> dict[str, Any]:
-        """What the probe finds in features (N, F) with only so many labels."""
+    def few_labels(self, features: np.ndarray, metric: np.ndarray | None) -> dict[str, Any]:
+        """What the probe finds in features (N, F) with only so many labels.
+
+        metric: (F, F) of the standardised features; for principal components their variances.
+        """
         labels, options = self.labels, self.options
         return few_shot(
             features, labels.values, labels.names, labels.binary, labels.splits,
-            options.few_shot, options.seed, progress=True,
+            options.few_shot, options.seed, progress=True, metric=metric,
         ).record()  # fmt: skip
 
     def against(self, result: ProbeResult) -> dict[str, Any]:

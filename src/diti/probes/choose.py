@@ -6,6 +6,7 @@ Features are standardised, float32 (N, D); labels (N, A), NaN where missing; pen
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,11 +85,24 @@ def fit_cross_validated(
     x: Tensor, labels: np.ndarray, binary: bool, folds: np.ndarray, grid: np.ndarray
 ) -> Linear:
     """Each attribute with the penalty of the lowest held-out loss over `folds` (N, A), refitted to all images."""
-    if span := Span.of(x):
-        return span.outside(fit_cross_validated(span.inside(x), labels, binary, folds, grid))
-    basis = Basis.suited(x) if binary else None
-    loss = held_out_loss(x, labels, binary, folds, grid, basis)
-    return fit_path(x, labels, binary, grid, basis).at(np.argmin(loss, axis=0))
+    return fit_best_scaled([x], labels, binary, folds, grid)[1]
+
+
+def fit_best_scaled(
+    scaled: Sequence[Tensor], labels: np.ndarray, binary: bool, folds: np.ndarray, grid: np.ndarray
+) -> tuple[int, Linear]:
+    """`fit_cross_validated` of the same features in several scalings: the best of these, and its fit.
+
+    The scaling is chosen for all attributes together, since a few labels of one say too little.
+    """
+    spans = [Span.of(x) for x in scaled]
+    inside = [span.inside(x) if span else x for span, x in zip(spans, scaled, strict=True)]
+    bases = [Basis.suited(x) if binary else None for x in inside]
+    losses = [held_out_loss(x, labels, binary, folds, grid, basis) for x, basis in zip(inside, bases, strict=True)]
+    best = int(np.argmin([loss.min(0).sum() for loss in losses]))
+    fit = fit_path(inside[best], labels, binary, grid, bases[best]).at(np.argmin(losses[best], axis=0))
+    span = spans[best]
+    return best, span.outside(fit) if span else fit
 
 
 def held_out_loss(

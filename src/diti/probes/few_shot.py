@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
-from diti.probes.choose import fit_cross_validated
+from diti.probes.choose import fit_best_scaled
 from diti.probes.fit import Standard, label_patterns
 from diti.probes.scores import average_precision, pearson
 from diti.probes.task import LeftOut, Splits, Task, checked_task, label_folds
 
 L2_GRID = 10.0 ** np.arange(3, -4, -1)  # few labels need stronger penalties than many
 FOLDS = 5
+POWERS = (0.5, 0.375, 0.25, 0.0)  # of the metric; the half gives codes the lengths of features, none leaves them
 FEWEST = 4  # labels that can be drawn and split into folds
 
 
@@ -77,17 +79,20 @@ def few_shot(
     seed: int = 0,
     repeats: int = 5,
     progress: bool = False,
+    metric: np.ndarray | None = None,
 ) -> FewShotResult:
     """Fit to `counts` labelled training images, drawn again in each repeat, and score the test images.
 
-    The penalty is chosen by cross-validation inside those few images. Codes are standardised with all training
-    images, which needs no labels.
+    Penalty and scaling are chosen by cross-validation inside those few images. Codes are standardised with all
+    training images, which needs no labels, and scaled by powers of their metric (D, D) where it is given.
     """
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; draw the labels at least once")
     task = require_counts(features, labels, names, binary, splits, counts)
     standard = Standard.of(features, splits.train)
-    x, test = standard.apply(features, splits.train), standard.apply(features, splits.test)
+    train, held = standard.apply(features, splits.train), standard.apply(features, splits.test)
+    roots = [] if metric is None else scalings(train, metric)
+    x, test = ([codes @ root for root in roots] or [codes] for codes in (train, held))
     y, truth = task.labels[splits.train], task.labels[splits.test]
     found = np.zeros((len(counts), repeats, len(task.names)))
     with progress_bar("few labels", found[..., 0].size, unit="draws", shown=progress) as advance:
@@ -97,17 +102,35 @@ def few_shot(
                 advance()
     ap, r = (_mean_of_kind(found[:, :, task.binary == kind]) for kind in (True, False))
     both = _mean_and_spread(np.swapaxes(found, 1, 2))
+    scaled = "" if metric is None else f" and one of the powers {POWERS} of the metric"
     text = (
         f"fits to that many labelled training images, {repeats} draws; L2 per attribute from {L2_GRID[0]:g} to "
-        f"{L2_GRID[-1]:g} by {FOLDS}-fold cross-validated loss inside them; scored on test; spread is the "
-        "standard deviation over the draws"
+        f"{L2_GRID[-1]:g}{scaled} by {FOLDS}-fold "
+        "cross-validated loss inside them; scored on test; spread is the standard deviation over the draws"
     )
     kinds = tuple("ap" if kind else "r" for kind in task.binary)
     return FewShotResult(text, tuple(counts), task.names, kinds, both[..., 0], both[..., 1], ap, r, task.left_out)
 
 
+def scalings(x: Tensor, metric: np.ndarray) -> list[Tensor]:
+    """(D, D) each: the POWERS of a metric, for standardised codes x (N, D), which then have mean variance 1.
+
+    So a penalty means the same for each.
+    """
+    values, axes = np.linalg.eigh(np.asarray(metric, np.float64))
+    roots = [torch.from_numpy(axes * values.clip(0) ** power @ axes.T).float() for power in POWERS]
+    return [root / (x @ root).var(0).mean().sqrt() for root in roots]
+
+
 def _one_draw(
-    task: Task, x: Tensor, y: np.ndarray, test: Tensor, truth: np.ndarray, count: int, seed: int, repeat: int
+    task: Task,
+    x: Sequence[Tensor],
+    y: np.ndarray,
+    test: Sequence[Tensor],
+    truth: np.ndarray,
+    count: int,
+    seed: int,
+    repeat: int,
 ) -> np.ndarray:
     """Test score (A,) of each attribute after one draw of `count` labels; a constant prediction has r 0."""
     rng = numpy_generator(seed, f"few-shot {count}", repeat)
@@ -118,9 +141,9 @@ def _one_draw(
             columns = of_kind[places]
             rows, few = draw_labels(y[:, columns], labelled, count, kind, rng)
             folds = label_folds(few, kind, FOLDS, rng)
-            model = fit_cross_validated(x[rows], few, kind, folds, L2_GRID)
+            best, model = fit_best_scaled([scaled[rows] for scaled in x], few, kind, folds, L2_GRID)
             score = average_precision if kind else pearson
-            found[columns] = np.nan_to_num(score(model.predict(test), truth[:, columns]))
+            found[columns] = np.nan_to_num(score(model.predict(test[best]), truth[:, columns]))
     return found
 
 

@@ -31,7 +31,7 @@ from diti.representation.models.diffusion import DiTi
 from diti.representation.models.explained import TIMES, explained_share
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.loading import as_model
-from diti.representation.models.metric import regressed_metric
+from diti.representation.models.metric import metric_root, regressed_metric
 from diti.representation.models.model import BATCH, Model, images_at_once, inference
 from diti.representation.networks.encoder import Encoder
 
@@ -249,23 +249,37 @@ def encode(
     out: str | Path | None = None,
     *,
     explained: bool = True,
+    metric: bool = False,
     overwrite: bool = False,
 ) -> np.ndarray:
     """z float32 (N, D) of images, a row per image in their order, as `diti encode` writes it to a table.
 
     images: a Dataset, the name of one or whatever else --data accepts, or images themselves, as `Model.encode`
     takes them. out: table to write, .parquet or .csv, of images that have names. explained: also the share of each
-    image that z explains, in that table, where the model can tell.
+    image that z explains, in that table, where the model can tell. metric: instead of z, codes in which distances
+    mean something, see `Model.in_metric`.
 
         z = diti.encode("runs/model", "photos", "features.parquet")
     """
     if isinstance(images, Dataset | str | Path):
         if out is not None:
-            return write_features(model, images, as_path(out, "out"), explained=explained, overwrite=overwrite)[0]
-        return encode_dataset(model, images)
+            options = {"explained": explained, "metric": metric, "overwrite": overwrite}
+            return write_features(model, images, as_path(out, "out"), **options)[0]
+        model = as_model(model)
+        dataset = as_dataset(images, model.size)
+        return codes_in_metric(model, dataset) if metric else encode_dataset(model, dataset)
     if out is not None:
         raise InputError("out is a table with names of images, which arrays lack; give a folder or a Dataset")
-    return as_model(model).encode(images).numpy()
+    model = as_model(model)
+    z = model.encode(images)
+    return (model.in_metric(z) if metric else z).numpy()
+
+
+def codes_in_metric(model: Model, dataset: Dataset) -> np.ndarray:
+    """M½u float32 (N, D) of all images, see `Model.in_metric`."""
+    codes = torch.from_numpy(encode_dataset(model, dataset))
+    mean, std = model.statistics(codes)
+    return ((codes - mean) / std @ metric_root(metric_of(model, dataset))).numpy()
 
 
 def write_features(
@@ -274,17 +288,19 @@ def write_features(
     out: Path,
     *,
     explained: bool = True,
+    metric: bool = False,
     overwrite: bool = False,
 ) -> tuple[np.ndarray, str]:
     """z (N, D), also as a table with the file's name and split, a row per image; and what was written.
 
     explained: also the share of each image that z explains, where the model can tell, in a column of that name.
+    metric: instead of z, codes in which distances mean something.
     """
     check_table_file(out)
     require_writable({"--out": [out]}, [place_of(images)], overwrite=overwrite)
     model = as_model(model)
     dataset = as_dataset(images, model.size)
-    codes = encode_dataset(model, dataset)
+    codes = codes_in_metric(model, dataset) if metric else encode_dataset(model, dataset)
     shares = explained_by_z(model, dataset) if explained else None
     columns: dict[str, pa.Array] = {name: dataset.table[name] for name in ("file", "split")}
     columns |= {name: pa.array(codes[:, i]) for i, name in enumerate(model.feature_names())}

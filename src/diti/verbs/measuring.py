@@ -35,6 +35,8 @@ class Encode:
     explained: bool = True
     """Also that share, remembered for diti search --odd: two calls of the frozen network per image, which take
     about ten times as long as encoding."""
+    metric: bool = False
+    """Instead of z, codes in which distances mean something: for neighbours, clusters and ridge."""
     overwrite: Overwrite = False
 
     def run(self) -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.neighbors import KNeighborsClassifier
 
 import diti
 from diti.core.errors import InputError
@@ -98,3 +99,22 @@ def test_a_metric_of_another_shape_is_refused(solved_folder):
     save_file(stats | {"metric": torch.eye(3)}, solved_folder / "stats.safetensors")
     with pytest.raises(InputError, match=r"holds .*metric \(3, 3\).*expected mean, std and metric"):
         diti.load(solved_folder)
+
+
+def test_neighbours_and_ridge_read_more_from_codes_in_the_metric():
+    """The shipped model and scikit-learn as they come, with 60 labelled faces."""
+    faces = diti.open_data("toyfaces:660", 32)
+    labels, names = faces.labels(), list(faces.attributes)
+    few, others = np.arange(60), np.arange(60, 660)
+    means = []
+    for metric in (False, True):
+        codes = diti.encode("toyfaces32-diti", faces, metric=metric)
+        codes = codes if metric else diti.DiTiFeatures("toyfaces32-diti", metric=False).transform(faces.images)
+        scores = []
+        for name, y in zip(names, labels.T, strict=True):
+            if faces.is_binary(name) and 0.1 < y[few].mean() < 0.9:
+                scores.append(KNeighborsClassifier(5).fit(codes[few], y[few]).score(codes[others], y[others]))
+            elif not faces.is_binary(name):
+                scores.append(Ridge(10.0).fit(codes[few], y[few]).score(codes[others], y[others]))
+        means.append(np.mean(scores))
+    assert means[1] > means[0] + 0.05, means

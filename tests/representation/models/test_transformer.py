@@ -19,6 +19,7 @@ import diti
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
+from diti.representation.models.metric import metric_root, regressed_metric
 from diti.representation.models.transformer import DiTiFeatures
 
 SIZE = 16
@@ -28,8 +29,10 @@ ROWS = PIXELS.reshape(7, -1)
 
 @pytest.fixture
 def model(model):
-    """With statistics that are not neutral."""
-    return replace(model, mean=torch.linspace(-1, 1, model.dims), std=torch.linspace(0.5, 2, model.dims))
+    """With statistics that are not neutral, and a metric that is."""
+    found = replace(model, mean=torch.linspace(-1, 1, model.dims), std=torch.linspace(0.5, 2, model.dims))
+    found.metric = torch.eye(model.dims)
+    return found
 
 
 @pytest.fixture
@@ -118,7 +121,7 @@ def test_paths_of_images(folder, tmp_path):
 def test_clones_and_pickles_hold_the_path_only(folder, tmp_path):
     fitted = DiTiFeatures(folder, batch_size=5, standardise=False).fit(PIXELS)
     z = fitted.transform(PIXELS)
-    given = {"model": folder, "batch_size": 5, "standardise": False, "value_range": None}
+    given = {"model": folder, "batch_size": 5, "standardise": False, "value_range": None, "metric": None}
     assert clone(fitted).get_params() == given
     content = pickle.dumps(fitted)
     assert len(content) < 1_000
@@ -221,7 +224,7 @@ def stranger(model, tmp_path):
 
 def test_fit_learns_mean_and_std_that_the_model_does_not_know(model, stranger):
     z = model.encode(PIXELS).numpy()
-    fitted = DiTiFeatures(stranger, batch_size=3).fit(PIXELS[:5])
+    fitted = DiTiFeatures(stranger, batch_size=3, metric=False).fit(PIXELS[:5])
     expected = (z - z[:5].mean(0)) / z[:5].std(0)
     for transformer in (fitted, pickle.loads(pickle.dumps(fitted))):
         np.testing.assert_allclose(transformer.transform(PIXELS), expected, rtol=1e-4, atol=1e-4)
@@ -234,3 +237,29 @@ def test_without_fit_unknown_statistics_are_refused(stranger, folder):
     moved = DiTiFeatures(stranger).fit(PIXELS).set_params(model=folder)
     np.testing.assert_allclose(moved.transform(PIXELS), DiTiFeatures(folder).transform(PIXELS), atol=1e-6)
     assert not hasattr(moved.fit(PIXELS), "mean_"), "this model knows them"
+
+
+def test_codes_come_in_the_metric_unless_they_are_not_wanted_so(model, tmp_path):
+    scales = torch.linspace(0.1, 2, model.dims).square()
+    model.metric = torch.diag(scales * model.dims / scales.sum())
+    model.save(tmp_path / "scaled")
+    plain = DiTiFeatures(tmp_path / "scaled", metric=False).transform(PIXELS)
+    measured = DiTiFeatures(tmp_path / "scaled").transform(PIXELS)
+    np.testing.assert_allclose(measured, plain * model.metric.diagonal().sqrt().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(measured, model.in_metric(model.encode(PIXELS)).numpy(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="metric=True is for standardised codes"):
+        DiTiFeatures(tmp_path / "scaled", standardise=False, metric=True).transform(PIXELS)
+
+
+def test_fit_learns_the_metric_that_an_older_folder_lacks(model, tmp_path):
+    model.metric = None
+    model.save(tmp_path / "older")
+    with pytest.raises(InputError, match=r"metric of z is not known.*call fit first, or give metric=False"):
+        DiTiFeatures(tmp_path / "older").transform(PIXELS)
+    fitted = DiTiFeatures(tmp_path / "older", batch_size=3).fit(PIXELS)
+    with torch.no_grad():
+        features = model.encoder.features(to_float(PIXELS))
+    learnt = regressed_metric([(features, (model.encode(PIXELS) - model.mean) / model.std)])
+    torch.testing.assert_close(fitted.metric_, learnt)
+    codes = DiTiFeatures(tmp_path / "older", metric=False).transform(PIXELS)
+    np.testing.assert_allclose(fitted.transform(PIXELS), codes @ metric_root(learnt).numpy(), atol=2e-3)

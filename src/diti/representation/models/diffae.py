@@ -34,6 +34,7 @@ class DiffAE(DiffusionModel):
     mean: Tensor | None
     std: Tensor | None
     method: str = "diffae"
+    metric: Tensor | None = None
 
     @property
     def schedule(self) -> Schedule:

@@ -104,6 +104,7 @@ class DiTi(DiffusionModel):
     mean: Tensor | None
     std: Tensor | None
     method: str = "diti"
+    metric: Tensor | None = None
 
     @property
     def backbone(self) -> Backbone:

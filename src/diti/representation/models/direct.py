@@ -55,6 +55,7 @@ class DirectModel(DecodingModel):
     mean: Tensor | None
     std: Tensor | None
     method: str
+    metric: Tensor | None = None
 
     @property
     def noise_shape(self) -> tuple[int, ...]:

@@ -349,6 +349,7 @@ class EncodeOnly(Model):
     mean: Tensor | None
     std: Tensor | None
     method: str
+    metric: Tensor | None = None
 
 
 class inference:

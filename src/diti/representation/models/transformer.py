@@ -1,13 +1,13 @@
 """A trained model as a scikit-learn transformer: images → z, for pipelines, cross-validation and grid search.
 
-The network is pretrained, so `fit` checks the images and counts their numbers. All that it may learn are mean and
-std of z, where the model does not know them.
+The network is pretrained, so `fit` checks the images and counts their numbers. All that it may learn are mean, std
+and metric of z, where the model does not know them.
 Notation: N images, H×W px, D length of z.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from diti.core.errors import InputError
 from diti.core.images import ValueRange
 from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.loading import load
-from diti.representation.models.model import BATCH, Model
+from diti.representation.models.metric import metric_root, regressed_metric
+from diti.representation.models.model import BATCH, Model, inference
 
 
 class DiTiFeatures(TransformerMixin, BaseEstimator):
-    """z of images, float32 (N, D), with a name per column such as z012_t0300.
+    """Codes of images, float32 (N, D), with a name per column such as z012_t0300.
 
     X is uint8 images (N, H, W, 3), a list of PIL images or of paths, whatever else `Model.encode` takes for
     several images, or rows (N, H·W·3) of 0..255, an image of the model's size each, channels last.
@@ -34,6 +35,9 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
     batch_size: images encoded at once.
     standardise: (z - mean) / std over the images that the model was trained on, or over those given to `fit` where
         the model does not know them (converted without images); False gives z itself.
+    metric: codes in which distances mean something, M½ of the standardised ones (see `Model.in_metric`), so that
+        neighbours, clusters and ridge weigh each direction by what it tells; False gives all dims the same weight.
+        Without a word it is as `standardise`.
     value_range: of float images, as in `Model.encode`; also of rows, which are 0..255 without it.
 
         pipeline = make_pipeline(diti.DiTiFeatures("runs/faces"), LogisticRegression())
@@ -46,11 +50,13 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
         batch_size: int = BATCH,
         standardise: bool = True,
         value_range: ValueRange | None = None,
+        metric: bool | None = None,
     ) -> None:
         self.model = model
         self.batch_size = batch_size
         self.standardise = standardise
         self.value_range = value_range
+        self.metric = metric
 
     def fit(self, X: Any, y: Any = None) -> DiTiFeatures:
         """Check images and model, learn mean and std where it knows none; y is ignored. A folder is read anew."""
@@ -58,10 +64,12 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
         network = self._network()
         images = self._images(X, network, reset=True)
         as_batch(images[: self.batch_size], network.size, self.value_range)
-        self.__dict__.pop("mean_", None)
-        self.__dict__.pop("std_", None)
+        for learnt in ("mean_", "std_", "metric_"):
+            self.__dict__.pop(learnt, None)
         if self.standardise and network.mean is None:
             self.mean_, self.std_ = network.statistics(self._codes(images, network))
+        if self._measured() and network.metric is None:
+            self.metric_ = self._learn_metric(images, network)
         return self
 
     def transform(self, X: Any) -> np.ndarray:
@@ -71,7 +79,37 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
         if self.standardise:
             mean, std = self._statistics(network)
             z = (z - mean) / std
+        if self._measured():
+            z = z @ metric_root(self._metric(network))
         return z.numpy()
+
+    def _measured(self) -> bool:
+        """Whether codes are given in the metric."""
+        if self.metric and not self.standardise:
+            raise InputError("metric=True is for standardised codes, and standardise is False; change one")
+        return self.standardise if self.metric is None else self.metric
+
+    def _metric(self, network: Model) -> torch.Tensor:
+        if network.metric is None and not hasattr(self, "metric_"):
+            raise InputError(
+                "the metric of z is not known, since the model is of an earlier version: call fit first, or give "
+                "metric=False"
+            )
+        return self.metric_ if network.metric is None else network.metric
+
+    @torch.no_grad()
+    def _learn_metric(self, images: Any, network: Model) -> torch.Tensor:
+        """(D, D) over the images given to `fit`."""
+        mean, std = self._statistics(network)
+
+        def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for part in self._parts(images):
+                pixels = as_batch(part, network.size, self.value_range).to(network.device)
+                features = network.encoder.features(pixels)
+                yield features.cpu(), (network.encoder.code(features).cpu() - mean) / std
+
+        with inference(network.encoder):
+            return regressed_metric(pairs())
 
     def _statistics(self, network: Model) -> tuple[torch.Tensor, torch.Tensor]:
         if network.mean is not None:
@@ -85,9 +123,12 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
 
     def _codes(self, images: Any, network: Model) -> torch.Tensor:
         """z (N, D), some images at a time."""
-        starts = range(0, len(images), self.batch_size)
-        parts = (images[start : start + self.batch_size] for start in starts)
-        return torch.cat([network.encode(part, self.batch_size, value_range=self.value_range) for part in parts])
+        return torch.cat(
+            [network.encode(part, self.batch_size, value_range=self.value_range) for part in self._parts(images)]
+        )
+
+    def _parts(self, images: Any) -> Iterator[Any]:
+        return (images[start : start + self.batch_size] for start in range(0, len(images), self.batch_size))
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """(D,) names of the columns; those of the input play no part."""

@@ -9,7 +9,8 @@ import gradio as gr
 import numpy as np
 
 from diti.edit.interpolate import moved_dims
-from diti.exploring.search import nearest
+from diti.exploring.search import nearest, root_inside
+from diti.representation.features import metric_of
 from diti.studio import markup
 from diti.studio.parts import Desk, clickable, html, lead, picker, sent, span_of, strip, then_redraw, whole
 from diti.studio.session import Visitor
@@ -48,8 +49,9 @@ class Search:
         kept = np.flatnonzero(moved_dims(world.partition, span_of(world, words)).numpy())
         yield markup.note(self.world.first_look, busy=True), gr.skip()
         with world.lock:
-            wanted = world.standard(world.model.encode(image).numpy())[0, kept]
-        found = nearest(world.standard(world.codes)[:, kept], wanted, whole(number, 1, MOST))
+            root = root_inside(metric_of(world.model, world.data()), kept)
+            wanted = world.standard(world.model.encode(image).numpy())[0, kept] @ root
+        found = nearest(world.standard(world.codes)[:, kept] @ root, wanted, whole(number, 1, MOST))
         rows = [int(row) for row in found.rows]
         faces = markup.thumbnails([world.pixels(row) for row in rows], rows, [f"{v:.1f}" for v in found.values])
         told = f"Nearest first, in {len(kept)} of {world.model.dims} numbers; below each its distance."
