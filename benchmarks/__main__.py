@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from benchmarks import (
     bench_data,
     bench_methods,
+    bench_metric,
     bench_pretrain,
     bench_round_trip,
     bench_search,
@@ -23,6 +24,7 @@ BENCHMARKS = {
     "training": bench_training.main,
     "pretrain": bench_pretrain.short,
     "methods": bench_methods.main,
+    "metric": bench_metric.main,
     "round-trip": bench_round_trip.main,
     "search": bench_search.main,
     "solve": bench_solve.main,
