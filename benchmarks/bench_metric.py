@@ -2,7 +2,8 @@
 
 `python -m benchmarks metric` on the shipped model of toy faces. For the tables of docs/results.md:
 
-    python -m benchmarks.bench_metric runs/celeba/diti-s0 runs/celeba/pdae-s0 --data data/celeba32 --split test
+    python -m benchmarks.bench_metric runs/celeba/diti-s0 runs/celeba/simclr-s0 --data data/celeba32 --split test
+    python -m benchmarks.bench_metric runs/celeba/diti-s0 --data data/celeba32 --powers
 
 Few labels: mean AP of the binary attributes (r where there are none) over five draws, the same for every row, with
 the standard deviation over the draws. Neighbours: share of the ten nearest images that agree with an image in a
@@ -24,7 +25,7 @@ from diti.core.images import to_float
 from diti.core.rng import numpy_generator, torch_generator
 from diti.measure.baselines import pixels_flat, principal_scores
 from diti.measure.probing import Labels, read_labels
-from diti.probes.few_shot import draw_labels, few_shot
+from diti.probes.few_shot import POWERS, draw_labels, few_shot
 from diti.probes.scores import average_precision
 from diti.probes.task import Splits
 from diti.representation.features import encode_dataset, metric_of, trunk_features
@@ -32,7 +33,7 @@ from diti.representation.networks.encoder import build_encoder
 
 COUNTS, REPEATS, NEIGHBOURS, ASKED = (4, 10, 32, 100, 1000), 5, 10, 1_000
 EPOCHS, BATCH = 60, 64  # of the end-to-end network
-Row = tuple[str, np.ndarray, np.ndarray | None]  # name, codes (N, D), their metric (D, D)
+Row = tuple[str, np.ndarray, np.ndarray | None, tuple[float, ...]]  # name, codes (N, D), metric (D, D), its powers
 
 
 def rows_of(models: list[str], dataset: diti.Dataset, wide: bool) -> Iterator[Row]:
@@ -41,8 +42,8 @@ def rows_of(models: list[str], dataset: diti.Dataset, wide: bool) -> Iterator[Ro
     for name in models:
         model = diti.load(name)
         codes = encode_dataset(model, dataset)
-        yield f"{name}, z", codes, None
-        yield f"{name}, in its metric", codes, metric_of(model, dataset).numpy()
+        yield f"{name}, z", codes, None, POWERS
+        yield f"{name}, in its metric", codes, metric_of(model, dataset).numpy(), POWERS
     features = trunk_features(first.encoder, dataset)
     train = dataset.rows("train")
     for what, read in (
@@ -50,18 +51,29 @@ def rows_of(models: list[str], dataset: diti.Dataset, wide: bool) -> Iterator[Ro
         ("pixels", lambda rows: pixels_flat(dataset, rows)),
     ):
         scores = principal_scores(read, dataset, first.dims)
-        yield f"PCA of {what}, whitened", scores, None
-        yield f"PCA of {what}, with its variances", scores, np.diag(scores[train].var(0))
+        yield f"PCA of {what}, whitened", scores, None, POWERS
+        yield f"PCA of {what}, with its variances", scores, np.diag(scores[train].var(0)), POWERS
     if wide:
-        yield f"all {features.shape[1]:,} features", features, None
+        yield f"all {features.shape[1]:,} features", features, None, POWERS
+
+
+def rows_by_power(name: str, dataset: diti.Dataset) -> Iterator[Row]:
+    """Codes of a model in each power of its metric alone, and in roots of the blocks of its subsets."""
+    model = diti.load(name)
+    codes, metric = encode_dataset(model, dataset), metric_of(model, dataset)
+    for power in (0.0, 0.25, 0.375, 0.5, 0.75, 1.0):
+        yield f"power {power}", codes, metric.numpy(), (power,)
+    starts = (0, *model.partition.ends[:-1])
+    blocks = [metric[a:b, a:b] for a, b in zip(starts, model.partition.ends, strict=True)]
+    yield "power 0.5, inside subsets only", codes, torch.block_diag(*blocks).numpy(), (0.5,)
 
 
 def few_labels(row: Row, labels: Labels, splits: Splits, counts: tuple[int, ...]) -> np.ndarray:
     """(C, 2) mean over the attributes and its spread over the draws."""
-    _, codes, metric = row
+    _, codes, metric, powers = row
     found = few_shot(
         codes, labels.values, labels.names, labels.binary, splits, counts,
-        repeats=REPEATS, progress=True, metric=metric,
+        repeats=REPEATS, progress=True, metric=metric, powers=powers,
     )  # fmt: skip
     return found.mean_ap if labels.binary.any() else found.mean_r
 
@@ -80,12 +92,12 @@ def agreement(codes: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> float
 
 def searched(row: Row, train: np.ndarray) -> np.ndarray:
     """Codes (N, D) whose distances the search measures: standardised, in the metric where there is one."""
-    _, codes, metric = row
+    _, codes, metric, powers = row
     standard = ((codes - codes[train].mean(0)) / codes[train].std(0).clip(1e-6)).astype(np.float32)
     if metric is None:
         return standard
     values, axes = np.linalg.eigh(metric)
-    return standard @ (axes * np.sqrt(values.clip(0)) @ axes.T).astype(np.float32)
+    return standard @ (axes * values.clip(0) ** powers[0] @ axes.T).astype(np.float32)
 
 
 def end_to_end(dataset: diti.Dataset, labels: Labels, splits: Splits, count: int, repeat: int) -> float:
@@ -125,6 +137,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--split", choices=("valid", "test"), default="valid", help="images that are scored")
     parser.add_argument("--counts", type=lambda text: tuple(map(int, text.split(","))), default=COUNTS)
     parser.add_argument("--wide", action="store_true", help="also all features: minutes")
+    parser.add_argument("--powers", action="store_true", help="the first model in each power of its metric")
     parser.add_argument("--end-to-end", type=int, default=0, metavar="DRAWS", help="also a network per draw")
     options = parser.parse_args(words or [])
     dataset = diti.open_data(options.data, diti.load(options.models[0]).size)
@@ -137,7 +150,8 @@ def main(words: list[str] | None = None) -> None:
     chance = (share**2 + (1 - share) ** 2).mean()
     print(f"{options.data}, {options.split} images; chance of agreement {chance:.3f}")
     print(f"{'':<36}{''.join(f'{count:>15,}' for count in options.counts)}{'neighbours':>14}")
-    for row in rows_of(options.models, dataset, options.wide):
+    by_power = rows_by_power(options.models[0], dataset)
+    for row in by_power if options.powers else rows_of(options.models, dataset, options.wide):
         found = few_labels(row, labels, splits, options.counts)
         told = "".join(f"   {mean:.3f} ± {spread:.3f}" for mean, spread in found)
         near = agreement(searched(row, labels.splits.train), binary, asked)

@@ -21,7 +21,7 @@ from diti.probes.task import LeftOut, Splits, Task, checked_task, label_folds
 
 L2_GRID = 10.0 ** np.arange(3, -4, -1)  # few labels need stronger penalties than many
 FOLDS = 5
-POWERS = (0.5, 0.375, 0.25, 0.0)  # of the metric; the half gives codes the lengths of features, none leaves them
+POWERS = (0.5, 0.375, 0.0)  # of the metric: lengths of the features; a little less, for more labels; all dims alike
 FEWEST = 4  # labels that can be drawn and split into folds
 
 
@@ -80,18 +80,19 @@ def few_shot(
     repeats: int = 5,
     progress: bool = False,
     metric: np.ndarray | None = None,
+    powers: Sequence[float] = POWERS,
 ) -> FewShotResult:
     """Fit to `counts` labelled training images, drawn again in each repeat, and score the test images.
 
     Penalty and scaling are chosen by cross-validation inside those few images. Codes are standardised with all
-    training images, which needs no labels, and scaled by powers of their metric (D, D) where it is given.
+    training images, which needs no labels, and scaled by one of the `powers` of their metric (D, D), if it is given.
     """
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; draw the labels at least once")
     task = require_counts(features, labels, names, binary, splits, counts)
     standard = Standard.of(features, splits.train)
     train, held = standard.apply(features, splits.train), standard.apply(features, splits.test)
-    roots = [] if metric is None else scalings(train, metric)
+    roots = [] if metric is None else scalings(train, metric, powers)
     x, test = ([codes @ root for root in roots] or [codes] for codes in (train, held))
     y, truth = task.labels[splits.train], task.labels[splits.test]
     found = np.zeros((len(counts), repeats, len(task.names)))
@@ -102,7 +103,7 @@ def few_shot(
                 advance()
     ap, r = (_mean_of_kind(found[:, :, task.binary == kind]) for kind in (True, False))
     both = _mean_and_spread(np.swapaxes(found, 1, 2))
-    scaled = "" if metric is None else f" and one of the powers {POWERS} of the metric"
+    scaled = "" if metric is None else f" and one of the powers {tuple(powers)} of the metric"
     text = (
         f"fits to that many labelled training images, {repeats} draws; L2 per attribute from {L2_GRID[0]:g} to "
         f"{L2_GRID[-1]:g}{scaled} by {FOLDS}-fold "
@@ -112,13 +113,13 @@ def few_shot(
     return FewShotResult(text, tuple(counts), task.names, kinds, both[..., 0], both[..., 1], ap, r, task.left_out)
 
 
-def scalings(x: Tensor, metric: np.ndarray) -> list[Tensor]:
-    """(D, D) each: the POWERS of a metric, for standardised codes x (N, D), which then have mean variance 1.
+def scalings(x: Tensor, metric: np.ndarray, powers: Sequence[float]) -> list[Tensor]:
+    """(D, D) each: powers of a metric, for standardised codes x (N, D), which then have mean variance 1.
 
     So a penalty means the same for each.
     """
     values, axes = np.linalg.eigh(np.asarray(metric, np.float64))
-    roots = [torch.from_numpy(axes * values.clip(0) ** power @ axes.T).float() for power in POWERS]
+    roots = [torch.from_numpy(axes * values.clip(0) ** power @ axes.T).float() for power in powers]
     return [root / (x @ root).var(0).mean().sqrt() for root in roots]
 
 
