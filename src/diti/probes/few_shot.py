@@ -21,7 +21,7 @@ from diti.probes.task import LeftOut, Splits, Task, checked_task, label_folds
 
 L2_GRID = 10.0 ** np.arange(3, -4, -1)  # few labels need stronger penalties than many
 FOLDS = 5
-POWERS = (0.5, 0.375, 0.0)  # of the metric: lengths of the features; a little less, for more labels; all dims alike
+POWERS = (0.5, 0.375, 0.0)  # of the metric: lengths of the features, a little less of that, all dims alike
 FEWEST = 4  # labels that can be drawn and split into folds
 
 
@@ -85,7 +85,7 @@ def few_shot(
     """Fit to `counts` labelled training images, drawn again in each repeat, and score the test images.
 
     Penalty and scaling are chosen by cross-validation inside those few images. Codes are standardised with all
-    training images, which needs no labels, and scaled by one of the `powers` of their metric (D, D), if it is given.
+    training images, which needs no labels, and scaled by one of the `powers` of their metric (D, D), if given.
     """
     if repeats < 1:
         raise InputError(f"repeats is {repeats}; draw the labels at least once")
