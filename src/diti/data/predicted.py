@@ -21,8 +21,8 @@ from diti.core.errors import InputError, nearest
 from diti.core.locks import locked
 from diti.core.progress import progress_bar
 from diti.core.runs import atomic_path, sha256_file, write_json
-from diti.data.attributes import RESERVED, attribute_names, is_binary
-from diti.data.contents import TABLE, hash_of, read_contents
+from diti.data.attributes import RESERVED, attribute_kinds
+from diti.data.contents import TABLE, entries_of, read_contents
 from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
 
 NORMALISATIONS = {  # RGB pixels p in 0..255 enter as (p - shift) / scale
@@ -314,14 +314,11 @@ def _write(dataset: Dataset, table: pa.Table, columns: list[str], mark: dict[str
     with atomic_path(dataset.path / TABLE) as temporary:
         pyarrow.parquet.write_table(table, temporary)
         write_json(dataset.path / INFO, {**dataset.info, "predicted": {**before, **pending}})
-    names, files = attribute_names(table), read_contents(dataset.path)
     complete = {
         **dataset.info,
-        "binary": [name for name in names if is_binary(table[name])],
-        "continuous": [name for name in names if not is_binary(table[name])],
+        **attribute_kinds(table),
         "predicted": {**before, **dict.fromkeys(columns, mark)},
-        "hash": hash_of(files),
-        "files": files,
+        **entries_of(read_contents(dataset.path)),
     }
     write_json(dataset.path / INFO, complete)
 

@@ -19,7 +19,7 @@ def test_images_of_any_nesting_in_order(image_folder):
     (image_folder / ".hidden").mkdir()
     (image_folder / ".hidden" / "x.png").write_bytes(b"")
     (image_folder / "notes.txt").write_text("x")
-    files = find_images(image_folder).images
+    files = find_images(image_folder)[0]
     assert files == sorted(files) and len(files) == 12 and files[0] == "a/00.png"
 
 
@@ -198,7 +198,7 @@ def test_bad_folders(tmp_path, image_folder):
 
 
 def test_links_to_the_folder_itself_end_and_each_file_is_read_once(image_folder, tmp_path):
-    files = find_images(image_folder).images
+    files = find_images(image_folder)[0]
     (tmp_path / "more").mkdir()
     Image.new("RGB", (9, 9)).save(tmp_path / "more" / "far.png")
     for name, target in {
@@ -206,7 +206,7 @@ def test_links_to_the_folder_itself_end_and_each_file_is_read_once(image_folder,
         "linked": tmp_path / "more", "linked too": tmp_path / "more", "far.png": tmp_path / "more" / "far.png",
     }.items():  # fmt: skip
         (image_folder / name).symlink_to(target)
-    assert find_images(image_folder).images == sorted([*files, "linked/far.png"])
+    assert find_images(image_folder)[0] == sorted([*files, "linked/far.png"])
 
 
 def test_what_is_no_file_is_named_and_never_opened(image_folder, tmp_path):

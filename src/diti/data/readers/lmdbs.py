@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 from diti.core.errors import InputError
 from diti.data.attributes import check_ignored, dataset_table
 from diti.data.readers import celeba
-from diti.data.source import Picture, ReadOptions, Source
+from diti.data.source import Picture, ReadOptions, Source, read_blocks
 
 DATA = "data.mdb"
 LENGTH = b"length"  # Diff-AE's databases say how many images they hold; LSUN's have no such key
@@ -88,13 +87,8 @@ class ReadLmdb:
     ranges: tuple[KeyRange, ...]
 
     def __call__(self, rows: Sequence[int]) -> Iterator[Picture]:
-        starts = [sum(r.count for r in self.ranges[:i]) for i in range(len(self.ranges))]
-        for number, group in groupby(rows, key=lambda row: bisect_right(starts, row) - 1):
-            local = [row - starts[number] for row in group]
-            try:
-                yield from self.ranges[number].values(local)
-            except InputError as error:
-                yield from [error] * len(local)
+        starts = [0, *accumulate(r.count for r in self.ranges)]
+        return read_blocks(rows, starts, lambda number, local: self.ranges[number].values(local), InputError)
 
 
 def detect_lsun(path: Path) -> bool:
