@@ -278,11 +278,7 @@ def _match_rows(files: Sequence[str], named: Sequence[str], path: Path) -> list[
     """For each file the rows that name it, by the first way of naming that matches any file."""
     if not named:
         raise InputError(f"{path} has no rows; it needs one for each image")
-    ways = (
-        lambda f: str(PurePosixPath(f)),
-        lambda f: PurePosixPath(f).name,
-        lambda f: PurePosixPath(f).stem,
-    )
+    ways = (lambda f: str(PurePosixPath(f)), lambda f: PurePosixPath(f).name, lambda f: PurePosixPath(f).stem)
     for way in ways:
         rows_of: dict[str, list[int]] = {}
         for row, name in enumerate(named):

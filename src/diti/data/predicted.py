@@ -89,7 +89,12 @@ def label_dataset(
         classifier = open_classifier(model, layout, output)
         raw = _run(classifier, dataset, names, names_file, batch, normalisation)
         scores, applied = activate(raw, activation)
-        _check_finite(scores, dataset, model)
+        bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
+        if len(bad):
+            raise InputError(
+                f"{model} gives no finite score for {len(bad):,} images, the first is "
+                f"{dataset.table['file'][int(bad[0])]}; try another --normalisation or another model"
+            )
         mark = {"model": model.name, "sha256": sha256_file(model), "threshold": threshold}
         _write(dataset, with_predictions(dataset.table, names, scores, threshold), _columns(names), mark)
     return _summary(folder, model, names, scores, threshold, applied)
@@ -278,16 +283,6 @@ def activate(outputs: np.ndarray, activation: str) -> tuple[np.ndarray, str]:
         powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         outputs = powers / powers.sum(axis=1, keepdims=True)
     return outputs, activation
-
-
-def _check_finite(scores: np.ndarray, dataset: Dataset, model: Path) -> None:
-    bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
-    if len(bad):
-        file = dataset.table["file"][int(bad[0])].as_py()
-        raise InputError(
-            f"{model} gives no finite score for {len(bad):,} images, the first is {file}; "
-            "try another --normalisation or another model"
-        )
 
 
 def with_predictions(table: pa.Table, names: Sequence[str], scores: np.ndarray, threshold: float) -> pa.Table:

@@ -112,17 +112,22 @@ def _single_blanks(text: bytes) -> bytes:
     return text.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip()
 
 
-def read_pairs(path: Path) -> dict[str, str]:
-    """A list of two columns, image and value: the partition or the identities."""
+def _values_of(names: Sequence[str], path: Path) -> list[str]:
+    """What a list of two columns, image and value, says about some images: the partition or the identities."""
     if path.suffix == ".csv":
-        table = read_table(path)
-        rows = [[str(v) for v in row.values()] for row in table.to_pylist()]
+        rows = [[str(v) for v in row.values()] for row in read_table(path).to_pylist()]
     else:
         rows = [line.split() for line in path.read_text(errors="replace").splitlines() if line.strip()]
     for number, row in enumerate(rows):
         if len(row) != 2:
             raise InputError(f"{path}: row {number + 1} has {len(row)} columns instead of 2; fetch it again")
-    return dict(rows)
+    values: dict[str, str] = dict(rows)
+    if lacking := [name for name in names if name not in values]:
+        raise InputError(
+            f"{path} has no row for {len(lacking):,} of {len(names):,} images (first: {lacking[0]}); "
+            "fetch it again, or remove it"
+        )
+    return [values[name] for name in names]
 
 
 def people_and_splits(
@@ -133,22 +138,12 @@ def people_and_splits(
     for column, stem in (("split", PARTITION), ("identity", IDENTITY)):
         path = find_list(roots, stem)
         if path is not None and column not in ignore:
-            labels[column] = _values_of(names, read_pairs(path), path)
+            labels[column] = _values_of(names, path)
     if "split" in labels:
         return labels, []
     key = "person" if "identity" in labels else "file name"
     where = f"not found in {roots[0]}" if find_list(roots, PARTITION) is None else "ignored"
     return labels, [f"{PARTITION}.txt was {where}: the images are split by a hash of the {key}"]
-
-
-def _values_of(names: Sequence[str], values: dict[str, str], path: Path) -> list[str]:
-    lacking = [name for name in names if name not in values]
-    if lacking:
-        raise InputError(
-            f"{path} has no row for {len(lacking):,} of {len(names):,} images (first: {lacking[0]}); "
-            "fetch it again, or remove it"
-        )
-    return [values[name] for name in names]
 
 
 def _match_disk(listed: Sequence[str], images: Path, list_path: Path) -> tuple[list[int], list[str], list[str]]:

@@ -56,13 +56,13 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     check_ignored(options.ignore, [*attributes, "split", "identity"], scores_path or images)
     people = [photo.person for photo in photos]
     split, split_notes = _split(people, roots, options.ignore)
+    files = [photo.file for photo in photos]
     table = dataset_table(
-        [photo.file for photo in photos],
+        files,
         split=split,
         identity=None if "identity" in options.ignore else people,
         attributes={name: attributes[name] for name in attributes if name not in options.ignore},
     )
-    files = tuple(photo.file for photo in photos)
     return Source("lfw", str(path), table, ReadFiles(images, files), "lfw", (*notes, *split_notes))
 
 
