@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from on_disk import contents, hash_on_disk
 
 from diti.core.errors import InputError
 from diti.core.locks import locked
@@ -79,12 +78,6 @@ def scores_of(folder: Path) -> np.ndarray:
     return open_dataset(folder).labels([f"{colour}_score" for colour in COLOURS])
 
 
-def state(folder: Path) -> dict[str, bytes]:
-    """The bytes of all files, but for the times at which they were written."""
-    found = {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
-    return {name: re.sub(rb'"[mc]time_ns": \d+', b"", content) for name, content in found.items()}
-
-
 MODELS = {  # any size, fixed size, fixed batch that does not divide 12, channels last, bytes
     "any": (ANY_SIZE, {}),
     "fixed-size": (("N", 3, 9, 24), {}),
@@ -143,11 +136,6 @@ def test_true_columns_stay_and_predicted_ones_are_marked(dataset, names, model):
     assert prepare(find_source(dataset.info["source"], ReadOptions()), dataset.path, 16).hash == labelled.hash
 
 
-def hash_on_disk(folder: Path) -> str:
-    both = sha256_file(folder / "images.npy") + sha256_file(folder / "table.parquet")
-    return hashlib.sha256(both.encode()).hexdigest()
-
-
 def test_the_hash_follows_the_table_and_is_that_of_prepare(dataset, names, model):
     assert hash_on_disk(dataset.path) == dataset.hash, "prepare.py computes the hash in another way now"
     label_dataset(dataset.path, model, names, normalisation="unit")
@@ -156,9 +144,9 @@ def test_the_hash_follows_the_table_and_is_that_of_prepare(dataset, names, model
 
 def test_repeating_changes_nothing_and_another_model_replaces(dataset, names, model, tmp_path):
     label_dataset(dataset.path, model, names, normalisation="unit")
-    once = state(dataset.path)
+    once = contents(dataset.path)
     label_dataset(dataset.path, model, names, normalisation="unit")
-    assert state(dataset.path) == once
+    assert contents(dataset.path) == once
     columns = open_dataset(dataset.path).table.column_names
     other = colour_means(tmp_path / "negative.onnx", then="Neg")
     label_dataset(dataset.path, other, names, normalisation="unit", activation="none")
@@ -344,10 +332,10 @@ def test_a_model_that_fails_on_its_own_input_is_one_line(dataset, names, tmp_pat
 
 
 def refused(dataset: Dataset, line: str, model: Path, names: Path, **options: object) -> None:
-    before = state(dataset.path)
+    before = contents(dataset.path)
     with pytest.raises(InputError, match=line) as caught:
         label_dataset(dataset.path, model, names, **options)
-    assert "\n" not in str(caught.value) and state(dataset.path) == before
+    assert "\n" not in str(caught.value) and contents(dataset.path) == before
 
 
 def test_a_folder_that_is_not_prepared_is_sent_to_prepare(image_folder, names, model):

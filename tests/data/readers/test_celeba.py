@@ -105,8 +105,7 @@ def test_read_works_in_another_process(flat: Path) -> None:
 
 def test_not_celeba(tmp_path: Path) -> None:
     write_images(tmp_path / "pictures")
-    assert not celeba.detect(tmp_path)
-    assert not celeba.detect(tmp_path / "pictures")
+    assert not celeba.detect(tmp_path) and not celeba.detect(tmp_path / "pictures")
     assert not celeba.detect(tmp_path / "pictures" / "000001.jpg")
 
 

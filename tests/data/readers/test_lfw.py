@@ -88,11 +88,9 @@ def test_several_versions_take_the_funneled_one_and_say_so(root: Path) -> None:
 
 def test_folders_that_are_not_lfw(tmp_path: Path) -> None:
     write_images(tmp_path / "faces")  # the pattern alone could be any set of classes
-    assert not lfw.detect(tmp_path)
-    assert not lfw.detect(tmp_path / "faces")
+    assert not lfw.detect(tmp_path) and not lfw.detect(tmp_path / "faces")
     (tmp_path / "lfw" / "Zico").mkdir(parents=True)
-    assert not lfw.detect(tmp_path)
-    assert not lfw.detect(tmp_path / "lfw")
+    assert not lfw.detect(tmp_path) and not lfw.detect(tmp_path / "lfw")
     assert not lfw.detect(tmp_path / "faces" / "Zico" / "Zico_0001.jpg")
 
 

@@ -49,8 +49,7 @@ def diffae_items(
 def test_lsun_database(tmp_path: Path) -> None:
     items = lsun_items(3 * lmdbs.STRIDE // 2)
     path = write_lmdb(tmp_path / "bedroom_train_lmdb", items)
-    assert lmdbs.detect_lsun(path)
-    assert not lmdbs.detect_diffae(path)
+    assert lmdbs.detect_lsun(path) and not lmdbs.detect_diffae(path)
     source = lmdbs.open_lsun(path, ReadOptions())
     files = source.table["file"].to_pylist()
     assert source.name == "lsun"
@@ -90,16 +89,14 @@ def test_lsun_refuses_several_categories(tmp_path: Path) -> None:
 
 
 def test_lsun_says_what_is_missing_or_broken(tmp_path: Path) -> None:
-    assert not lmdbs.detect_lsun(tmp_path)
-    assert not lmdbs.detect_diffae(tmp_path)
+    assert not lmdbs.detect_lsun(tmp_path) and not lmdbs.detect_diffae(tmp_path)
     refused(lmdbs.open_lsun, tmp_path, r"data.mdb is expected in it")
     empty = write_lmdb(tmp_path / "empty", {})
     refused(lmdbs.open_lsun, empty, "holds no images")
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "data.mdb").write_bytes(b"not a database" * 1000)
-    assert lmdbs.detect_lsun(broken)
-    assert not lmdbs.detect_diffae(broken)
+    assert lmdbs.detect_lsun(broken) and not lmdbs.detect_diffae(broken)
     refused(lmdbs.open_lsun, broken, "cannot be read as an LMDB")
 
 
@@ -172,8 +169,7 @@ def test_best_size(sizes: tuple[int | None, ...], wanted: int, expected: int | N
 @pytest.mark.parametrize(("zfill", "first"), [(5, "256-00000"), (7, "256-0000000")])  # faces, LSUN
 def test_diffae_database(tmp_path: Path, zfill: int, first: str) -> None:
     path = write_lmdb(tmp_path / "ffhq256.lmdb", diffae_items(12, zfill=zfill))
-    assert lmdbs.detect_diffae(path)
-    assert not lmdbs.detect_lsun(path)
+    assert lmdbs.detect_diffae(path) and not lmdbs.detect_lsun(path)
     source = lmdbs.open_diffae(path, ReadOptions())
     assert (source.name, source.crop, source.notes) == ("diffae", "centre", ())
     assert source.table.column_names == ["file"]
@@ -201,8 +197,7 @@ def test_celeba_unresized_with_its_list(tmp_path: Path, place: str) -> None:
     """Index i is the i-th image in the order of the names."""
     path = write_lmdb(tmp_path / "celeba.lmdb", diffae_items(6, (None,), 7, (178, 218)))
     write_celeba_list(tmp_path / place / "list_attr_celeba.txt", [f"{i + 1:06d}.jpg" for i in range(6)])
-    assert lmdbs.detect_diffae(path)
-    assert not celeba.detect(path)
+    assert lmdbs.detect_diffae(path) and not celeba.detect(path)
     source = lmdbs.open_diffae(path, ReadOptions())
     assert source.crop == "celeba"
     assert source.table["file"].to_pylist() == [f"None-{i:07d}" for i in range(6)]
