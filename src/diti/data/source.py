@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 import pyarrow as pa
@@ -77,21 +77,18 @@ def read_blocks(
         yield from pictures
 
 
-P = ParamSpec("P")
 T = TypeVar("T")
+More = TypeVarTuple("More")
 
 
-def keep_latest(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
+def keep_latest(load: Callable[[Path, *More], T]) -> Callable[[Path, *More], T]:
     """Keep what was loaded last from a file, because the next rows are mostly from it too.
 
     Nothing is kept from a file that was changed since, or in a forked process, which must not share positions.
     """
 
     @lru_cache(maxsize=1)
-    def loaded(_written: int, _process: int, path: Path, *args: P.args, **kwargs: P.kwargs) -> T:
-        return load(path, *args, **kwargs)
+    def loaded(_written: int, _process: int, path: Path, *more: *More) -> T:
+        return load(path, *more)
 
-    def latest(path: Path, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return loaded(path.stat().st_mtime_ns, os.getpid(), path, *args, **kwargs)  # type: ignore[arg-type]
-
-    return latest
+    return lambda path, *more: loaded(path.stat().st_mtime_ns, os.getpid(), path, *more)

@@ -90,18 +90,19 @@ def test_shapes3d_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     path = tmp_path / "3dshapes.h5"
     path.write_bytes(b"not HDF5")
     refused(factors.open_shapes3d, path, "is not Shapes3D with datasets images and labels")
-    with h5py.File(path, "w") as file:
-        file["images"] = pictures_of(3)
-    refused(factors.open_shapes3d, path, "is not Shapes3D with datasets images and labels")
-    with h5py.File(path, "w") as file:
-        file["images"], file["labels"] = pictures_of(3) / 255, np.zeros((3, 6))
-    refused(factors.open_shapes3d, path, r"holds float64 images of shape \(3, 4, 4, 3\) instead of uint8")
-    with h5py.File(path, "w") as file:
-        file["images"], file["labels"] = pictures_of(3), np.zeros((2, 6))
-    refused(factors.open_shapes3d, path, "holds 3 images and factors of 2")
-    with h5py.File(path, "w") as file:
-        file["images"], file["labels"] = pictures_of(3), np.zeros((3, 5))
-    refused(factors.open_shapes3d, path, "6 columns are expected")
+    images = pictures_of(3)
+    for arrays, words in (
+        ({"images": images}, "is not Shapes3D with datasets images and labels"),
+        (
+            {"images": images / 255, "labels": np.zeros((3, 6))},
+            r"float64 images of shape \(3, 4, 4, 3\) instead of",
+        ),
+        ({"images": images, "labels": np.zeros((2, 6))}, "holds 3 images and factors of 2"),
+        ({"images": images, "labels": np.zeros((3, 5))}, "6 columns are expected"),
+    ):
+        with h5py.File(path, "w") as file:
+            file.update(arrays)
+        refused(factors.open_shapes3d, path, words)
     monkeypatch.setitem(sys.modules, "h5py", None)
     refused(factors.open_shapes3d, path, r"needs the extra: pip install 'diti-torch\[hdf5\]'")
 
