@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from on_disk import contents, hash_on_disk
 
 from diti.core.errors import InputError
 from diti.core.locks import locked
@@ -35,9 +34,10 @@ def save_model(path: Path, nodes: list, inputs: list, outputs: list[str]) -> Pat
     return path
 
 
-def colour_means(
-    path: Path, shape: tuple, *, axes: tuple = (2, 3), kind: str = "FLOAT", then: str = "Identity"
-) -> Path:
+ANY_SIZE = (None, 3, None, None)
+
+
+def colour_means(path: Path, shape: tuple = ANY_SIZE, *, axes=(2, 3), kind="FLOAT", then="Identity") -> Path:
     """A model whose three outputs are the means of red, green and blue of its input, through one more operator."""
     taken = onnx.helper.make_tensor_value_info("x", getattr(onnx.TensorProto, kind), shape)
     nodes = [
@@ -63,6 +63,11 @@ def names(tmp_path) -> Path:
     return path
 
 
+@pytest.fixture
+def model(tmp_path) -> Path:
+    return colour_means(tmp_path / "colours.onnx")
+
+
 def true_colours(dataset: Dataset) -> np.ndarray:
     """(12, 3) in 0..255, from the number in each file's name."""
     numbers = [int(Path(file).stem) for file in dataset.table["file"].to_pylist()]
@@ -73,14 +78,8 @@ def scores_of(folder: Path) -> np.ndarray:
     return open_dataset(folder).labels([f"{colour}_score" for colour in COLOURS])
 
 
-def state(folder: Path) -> dict[str, bytes]:
-    """The bytes of all files, but for the times at which they were written."""
-    found = {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
-    return {name: re.sub(rb'"[mc]time_ns": \d+', b"", content) for name, content in found.items()}
-
-
 MODELS = {  # any size, fixed size, fixed batch that does not divide 12, channels last, bytes
-    "any": ((None, 3, None, None), {}),
+    "any": (ANY_SIZE, {}),
     "fixed-size": (("N", 3, 9, 24), {}),
     "fixed-batch": ((5, 3, 16, 16), {}),
     "channels-last": (("N", 16, 16, 3), {"axes": (1, 2)}),
@@ -104,8 +103,7 @@ def test_scores_and_labels_are_those_of_each_image(name, dataset, names, tmp_pat
 
 
 @pytest.mark.parametrize("normalisation", ["unit", "signed", "none", "imagenet"])
-def test_normalisations(normalisation, dataset, names, tmp_path):
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
+def test_normalisations(normalisation, dataset, names, model):
     label_dataset(dataset.path, model, names, threshold=9.0, normalisation=normalisation, activation="none")
     unit = true_colours(dataset) / 255
     expected = {
@@ -118,13 +116,12 @@ def test_normalisations(normalisation, dataset, names, tmp_path):
 
 
 def test_byte_inputs_get_the_pixels_as_they_are(dataset, names, tmp_path):
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None), kind="UINT8")
+    model = colour_means(tmp_path / "colours.onnx", kind="UINT8")
     label_dataset(dataset.path, model, names, threshold=128.0, activation="none")
     assert np.array_equal(scores_of(dataset.path), true_colours(dataset))
 
 
-def test_true_columns_stay_and_predicted_ones_are_marked(dataset, names, tmp_path):
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
+def test_true_columns_stay_and_predicted_ones_are_marked(dataset, names, model):
     assert predicted_columns(dataset) == {}
     label_dataset(dataset.path, model, names, threshold=0.25, normalisation="unit")
     labelled = open_dataset(dataset.path)
@@ -139,26 +136,19 @@ def test_true_columns_stay_and_predicted_ones_are_marked(dataset, names, tmp_pat
     assert prepare(find_source(dataset.info["source"], ReadOptions()), dataset.path, 16).hash == labelled.hash
 
 
-def hash_on_disk(folder: Path) -> str:
-    both = sha256_file(folder / "images.npy") + sha256_file(folder / "table.parquet")
-    return hashlib.sha256(both.encode()).hexdigest()
-
-
-def test_the_hash_follows_the_table_and_is_that_of_prepare(dataset, names, tmp_path):
+def test_the_hash_follows_the_table_and_is_that_of_prepare(dataset, names, model):
     assert hash_on_disk(dataset.path) == dataset.hash, "prepare.py computes the hash in another way now"
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
     label_dataset(dataset.path, model, names, normalisation="unit")
     assert open_dataset(dataset.path).hash == hash_on_disk(dataset.path) != dataset.hash
 
 
-def test_repeating_changes_nothing_and_another_model_replaces(dataset, names, tmp_path):
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
+def test_repeating_changes_nothing_and_another_model_replaces(dataset, names, model, tmp_path):
     label_dataset(dataset.path, model, names, normalisation="unit")
-    once = state(dataset.path)
+    once = contents(dataset.path)
     label_dataset(dataset.path, model, names, normalisation="unit")
-    assert state(dataset.path) == once
+    assert contents(dataset.path) == once
     columns = open_dataset(dataset.path).table.column_names
-    other = colour_means(tmp_path / "negative.onnx", (None, 3, None, None), then="Neg")
+    other = colour_means(tmp_path / "negative.onnx", then="Neg")
     label_dataset(dataset.path, other, names, normalisation="unit", activation="none")
     labelled = open_dataset(dataset.path)
     assert np.allclose(scores_of(dataset.path), -true_colours(dataset) / 255, atol=1e-6)
@@ -193,12 +183,11 @@ def run_python(code: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("rename", [1, 2, 3])  # description, table, description
-def test_a_kill_leaves_a_usable_folder_that_tells_no_lie(rename, dataset, names, tmp_path):
-    first = colour_means(tmp_path / "negative.onnx", (None, 3, None, None), then="Neg")
+def test_a_kill_leaves_a_usable_folder_that_tells_no_lie(rename, dataset, names, model, tmp_path):
+    first = colour_means(tmp_path / "negative.onnx", then="Neg")
     names.write_text("red\ngreen\nblue")
     label_dataset(dataset.path, first, names, normalisation="unit")
     before = open_dataset(dataset.path)
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
     names.write_text("red\ngreen\nnew")  # two columns are replaced, one is added
     assert run_python(KILLED_BEFORE_RENAME, dataset.path, model, names, rename).returncode == -9
     left = open_dataset(dataset.path)
@@ -219,8 +208,7 @@ def test_a_kill_leaves_a_usable_folder_that_tells_no_lie(rename, dataset, names,
     assert np.allclose(done.labels(["new_score"])[:, 0], true_colours(dataset)[:, 2] / 255, atol=1e-6)
 
 
-def test_one_writer_at_a_time(dataset, names, tmp_path):
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
+def test_one_writer_at_a_time(dataset, names, model):
     with locked(dataset.path):
         other = run_python(KILLED_BEFORE_RENAME, dataset.path, model, names, 9)
     assert other.returncode == 1 and "is writing to" in other.stderr.splitlines()[-1]
@@ -239,8 +227,7 @@ def test_activations():
     assert activate(inside, "auto")[1] == "none" and np.array_equal(activate(inside, "auto")[0], inside)
 
 
-def test_auto_decides_for_the_whole_set_and_not_by_batch(dataset, names, tmp_path):
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
+def test_auto_decides_for_the_whole_set_and_not_by_batch(dataset, names, model):
     said = label_dataset(dataset.path, model, names, batch=1, normalisation="signed")
     expected = 1 / (1 + np.exp(-(true_colours(dataset) / 127.5 - 1)))
     assert np.allclose(scores_of(dataset.path), expected, atol=1e-6) and "sigmoid of the outputs" in said
@@ -297,8 +284,7 @@ def test_a_layout_that_cannot_be_seen_is_asked_for(dataset, names, tmp_path):
         (b"red\nred_score\nblue\n", "would both write 'red_score'"),
     ],
 )
-def test_bad_names_are_one_line_and_write_nothing(text, line, dataset, names, tmp_path):
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
+def test_bad_names_are_one_line_and_write_nothing(text, line, dataset, names, model):
     names.unlink()
     if text is not None:
         names.write_bytes(text)
@@ -326,14 +312,14 @@ def test_bad_models_are_one_line_and_write_nothing(dataset, names, tmp_path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"nonsense")
     refused(dataset, "broken.onnx cannot be opened as ONNX: ", broken, names)
-    good = colour_means(tmp_path / "colours.onnx", (None, 3, None, None)).read_bytes()
+    good = colour_means(tmp_path / "colours.onnx").read_bytes()
     broken.write_bytes(good[: len(good) // 2])
     refused(dataset, "broken.onnx cannot be opened as ONNX: ", broken, names)
     grey = colour_means(tmp_path / "grey.onnx", (None, 1, 28, 28))
     refused(dataset, r"takes \[None, 1, 28, 28\]; it must take RGB images", grey, names)
     flat = colour_means(tmp_path / "flat.onnx", (None, 3, None), axes=(2,))
     refused(dataset, "it must take one batch of RGB images", flat, names)
-    logarithm = colour_means(tmp_path / "log.onnx", (None, 3, None, None), then="Log")
+    logarithm = colour_means(tmp_path / "log.onnx", then="Log")
     refused(dataset, r"no finite score for \d+ images, the first is a/00.png", logarithm, names, activation="none")
 
 
@@ -346,14 +332,13 @@ def test_a_model_that_fails_on_its_own_input_is_one_line(dataset, names, tmp_pat
 
 
 def refused(dataset: Dataset, line: str, model: Path, names: Path, **options: object) -> None:
-    before = state(dataset.path)
+    before = contents(dataset.path)
     with pytest.raises(InputError, match=line) as caught:
         label_dataset(dataset.path, model, names, **options)
-    assert "\n" not in str(caught.value) and state(dataset.path) == before
+    assert "\n" not in str(caught.value) and contents(dataset.path) == before
 
 
-def test_a_folder_that_is_not_prepared_is_sent_to_prepare(image_folder, names, tmp_path):
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
+def test_a_folder_that_is_not_prepared_is_sent_to_prepare(image_folder, names, model):
     with pytest.raises(InputError, match=r"images is not a dataset folder.*run diti prepare .*images --out DIR"):
         label_dataset(image_folder, model, names)
 
@@ -364,13 +349,12 @@ def test_without_the_extra_the_remedy_is_named(dataset, names, tmp_path, monkeyp
 
 
 def test_the_description_stays_plain_json(dataset, names, tmp_path):
-    label_dataset(dataset.path, colour_means(tmp_path / "c.onnx", (None, 3, None, None)), names)
+    label_dataset(dataset.path, colour_means(tmp_path / "c.onnx"), names)
     info = json.loads((dataset.path / "dataset.json").read_text())
     assert info["predicted"]["blue_score"]["threshold"] == 0.5
 
 
-def test_the_verb_adds_the_columns_and_says_what_is_wrong(dataset, names, tmp_path, diti):
-    model = colour_means(tmp_path / "colours.onnx", (None, 3, None, None))
+def test_the_verb_adds_the_columns_and_says_what_is_wrong(dataset, names, model, tmp_path, diti):
     words = ["--model", model, "--names", names, "--normalisation", "unit"]
     result = diti("label", dataset.path, *words)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 import shutil
@@ -10,6 +9,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_disk import hash_on_disk
 from PIL import Image
 from tiny import tiny_model
 
@@ -20,7 +20,7 @@ from diti.data.prepare import prepare
 from diti.data.prepared import Stream, open_dataset
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
-from diti.data.split import hash_splits, split_by_hash
+from diti.data.split import split_by_hash, with_split
 from diti.representation.features import encoder_codes
 
 
@@ -172,8 +172,7 @@ def change_a_pixel(dataset):
 def test_an_edited_table_goes_under_a_hash_of_its_own(dataset):
     without_first_attribute(dataset)
     edited = open_dataset(dataset.path)
-    both = sha256_file(dataset.path / "images.npy") + sha256_file(dataset.path / "table.parquet")
-    assert edited.hash == hashlib.sha256(both.encode()).hexdigest() != dataset.hash
+    assert edited.hash == hash_on_disk(dataset.path) != dataset.hash
     pyarrow.parquet.write_table(dataset.table, dataset.path / "table.parquet")
     assert open_dataset(dataset.path).hash == dataset.hash, "as it was before"
 
@@ -287,12 +286,13 @@ def test_a_split_without_images_is_refused():
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=30, unique=True))
 def test_a_split_depends_on_the_name_alone(names):
-    assert hash_splits(names) == [split_by_hash(n) for n in names]
-    assert hash_splits(names[::-1]) == hash_splits(names)[::-1]
+    files = ["a.jpg", *names]  # the first is for training, so that not all of them have to be
+    splits = [with_split(pa.table({"file": order}))["split"].to_pylist() for order in (files, files[::-1])]
+    assert splits[0] == [split_by_hash(file) for file in files] == splits[1][::-1]
 
 
 def test_split_shares():
-    splits = hash_splits([f"{i}.jpg" for i in range(5000)])
+    splits = [split_by_hash(f"{i}.jpg") for i in range(5000)]
     assert 0.78 < splits.count("train") / 5000 < 0.82 and 0.08 < splits.count("valid") / 5000 < 0.12
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -36,7 +36,7 @@ def split_word(word: object) -> str | None:
 
 def attribute_column(name: str, values: Column) -> pa.Array:
     """Int8 0/1 for 0/1, -1/1 and booleans; float32 for other numbers; InputError for the rest."""
-    array = _one_array(values)
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else pa.array(values)
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(
@@ -50,12 +50,6 @@ def attribute_column(name: str, values: Column) -> pa.Array:
     if present <= {-1.0, 1.0}:
         return pa.array((numbers > 0).astype(np.int8))
     return pa.array(numbers.astype(np.float32))
-
-
-def _one_array(values: Column) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks()
-    return values if isinstance(values, pa.Array) else pa.array(values)
 
 
 def _numbers(name: str, array: pa.Array) -> np.ndarray:
@@ -171,6 +165,22 @@ def _read_csv(path: Path) -> pa.Table:
     return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
 
 
+def read_rows(
+    data: bytes, names: Sequence[str], separator: str, types: dict[str, pa.DataType], path: Path, form: str
+) -> pa.Table:
+    """Rows of a list that has no header in CSV's way; InputError for what is not `form`."""
+    check_names(names, path)
+    try:
+        return pyarrow.csv.read_csv(
+            io.BytesIO(data),
+            read_options=pyarrow.csv.ReadOptions(column_names=names),
+            parse_options=pyarrow.csv.ParseOptions(delimiter=separator, quote_char=False),
+            convert_options=pyarrow.csv.ConvertOptions(column_types=types),
+        )
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{path} is not {form} ({str(error).splitlines()[0]}); fetch it again") from None
+
+
 def file_column(table: pa.Table, path: Path) -> str:
     """The column that names the image of each row: a well-known name, else the first column of text."""
     fitting = [name for name in table.column_names if _may_name_files(table.schema.field(name).type)]
@@ -268,11 +278,7 @@ def _match_rows(files: Sequence[str], named: Sequence[str], path: Path) -> list[
     """For each file the rows that name it, by the first way of naming that matches any file."""
     if not named:
         raise InputError(f"{path} has no rows; it needs one for each image")
-    ways = (
-        lambda f: str(PurePosixPath(f)),
-        lambda f: PurePosixPath(f).name,
-        lambda f: PurePosixPath(f).stem,
-    )
+    ways = (lambda f: str(PurePosixPath(f)), lambda f: PurePosixPath(f).name, lambda f: PurePosixPath(f).stem)
     for way in ways:
         rows_of: dict[str, list[int]] = {}
         for row, name in enumerate(named):
@@ -309,11 +315,15 @@ def attribute_names(table: pa.Table) -> list[str]:
     return [name for name in table.column_names if name not in RESERVED]
 
 
+def attribute_kinds(table: pa.Table) -> dict[str, list[str]]:
+    """Names of the binary and of the continuous attributes, as `dataset.json` lists them."""
+    names = attribute_names(table)
+    return {
+        "binary": [name for name in names if is_binary(table[name])],
+        "continuous": [name for name in names if not is_binary(table[name])],
+    }
+
+
 def is_binary(column: pa.ChunkedArray) -> bool:
     """Whether an attribute column is binary (0/1 integers) rather than continuous."""
     return bool(pa.types.is_integer(column.type))
-
-
-def positive_share(column: pa.ChunkedArray) -> float:
-    """Mean of a column: the share of positives of a binary attribute."""
-    return float(pc.mean(column).as_py())

@@ -26,40 +26,37 @@ def read_contents(folder: Path) -> Records:
     return {name: _record(folder / name) for name in (IMAGES, TABLE)}
 
 
-def hash_of(records: Records) -> str:
-    """The hash of a dataset: over pixels and table."""
-    return hashlib.sha256((records[IMAGES]["sha256"] + records[TABLE]["sha256"]).encode()).hexdigest()
+def entries_of(records: Records) -> dict[str, Any]:
+    """What `dataset.json` says about its files: their records, and a hash over pixels and table."""
+    both = records[IMAGES]["sha256"] + records[TABLE]["sha256"]
+    return {"hash": hashlib.sha256(both.encode()).hexdigest(), "files": records}
 
 
 def current_contents(folder: Path, written: Records) -> Records:
     """The records of both files as they are; only what is neither as written nor as remembered is read."""
-    if all(_is_as(folder / name, written.get(name)) for name in (IMAGES, TABLE)):
-        return written
-    memory = (
-        cache_folder() / "contents" / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]}.json"
-    )
-    remembered = _remembered(memory)
-    found = {
-        name: _known(folder / name, written, remembered) or _record(folder / name) for name in (IMAGES, TABLE)
-    }
-    if found != remembered:
+    place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
+    memory = cache_folder() / "contents" / f"{place}.json"
+    try:
+        remembered = read_json(memory)
+    except InputError:  # nothing yet
+        remembered = {}
+    if not are_records(remembered):  # a damaged cache file is written again
+        remembered = {}
+    found = {name: _record(folder / name, written.get(name), remembered.get(name)) for name in (IMAGES, TABLE)}
+    if found not in (written, remembered):
         with suppress(OSError):  # without a cache the files are read again the next time
             write_json(memory, found)
     return found
 
 
-def _record(path: Path) -> dict[str, Any]:
-    stamps = _stamps(path)  # before reading: a change in between gives another time
+def _record(path: Path, *known: dict[str, Any] | None) -> dict[str, Any]:
+    """The known record that fits the file's size and times; without one, the file is read."""
+    status = path.stat()  # before reading: a change in between gives another time
+    stamps = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "ctime_ns": status.st_ctime_ns}
+    for record in known:
+        if record is not None and stamps.items() <= record.items():
+            return record
     return {**stamps, "sha256": sha256_file(path)}
-
-
-def _stamps(path: Path) -> dict[str, int]:
-    status = path.stat()
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "ctime_ns": status.st_ctime_ns}
-
-
-def _is_as(path: Path, record: dict[str, Any] | None) -> bool:
-    return record is not None and _stamps(path).items() <= record.items()
 
 
 def are_records(given: object) -> TypeGuard[Records]:
@@ -67,16 +64,3 @@ def are_records(given: object) -> TypeGuard[Records]:
     return isinstance(given, dict) and all(
         isinstance(record, dict) and isinstance(record.get("sha256"), str) for record in given.values()
     )
-
-
-def _known(path: Path, *sources: Records) -> dict[str, Any] | None:
-    """The first record of this file that fits its size and time."""
-    return next((records[path.name] for records in sources if _is_as(path, records.get(path.name))), None)
-
-
-def _remembered(memory: Path) -> Records:
-    try:
-        found = read_json(memory) if memory.is_file() else {}
-    except InputError:
-        found = {}
-    return found if are_records(found) else {}  # a damaged cache file is written again

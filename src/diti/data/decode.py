@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from diti.core.errors import InputError, nearest
 from diti.data.source import Picture
@@ -115,7 +115,8 @@ def _fit(image: Image.Image, size: int, crop: str) -> np.ndarray:
     """Crop and resize; the box is computed for the upright picture in its full size."""
     width, height = image.size
     _draft(image, size, crop)
-    upright = to_rgb(ImageOps.exif_transpose(image) if _is_rotated(image) else image)
+    is_rotated = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    upright = to_rgb(ImageOps.exif_transpose(image) if is_rotated else image)
     if upright.size != image.size:  # rotated by 90 degrees: width and height are swapped
         width, height = height, width
     scale = (upright.size[0] / width, upright.size[1] / height)  # 1 unless drafted
@@ -135,10 +136,6 @@ def _draft(image: Image.Image, size: int, crop: str) -> None:
         spare = min(right - left, bottom - top) / (2 * size)
         if spare >= 2:
             image.draft(image.mode, (int(image.size[0] / spare), int(image.size[1] / spare)))
-
-
-def _is_rotated(image: Image.Image) -> bool:
-    return bool(image.getexif().get(0x0112, 1) != 1)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

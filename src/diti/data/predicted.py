@@ -21,8 +21,8 @@ from diti.core.errors import InputError, nearest
 from diti.core.locks import locked
 from diti.core.progress import progress_bar
 from diti.core.runs import atomic_path, sha256_file, write_json
-from diti.data.attributes import RESERVED, attribute_names, is_binary
-from diti.data.contents import TABLE, hash_of, read_contents
+from diti.data.attributes import RESERVED, attribute_kinds
+from diti.data.contents import TABLE, entries_of, read_contents
 from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
 
 NORMALISATIONS = {  # RGB pixels p in 0..255 enter as (p - shift) / scale
@@ -89,7 +89,12 @@ def label_dataset(
         classifier = open_classifier(model, layout, output)
         raw = _run(classifier, dataset, names, names_file, batch, normalisation)
         scores, applied = activate(raw, activation)
-        _check_finite(scores, dataset, model)
+        bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
+        if len(bad):
+            raise InputError(
+                f"{model} gives no finite score for {len(bad):,} images, the first is "
+                f"{dataset.table['file'][int(bad[0])]}; try another --normalisation or another model"
+            )
         mark = {"model": model.name, "sha256": sha256_file(model), "threshold": threshold}
         _write(dataset, with_predictions(dataset.table, names, scores, threshold), _columns(names), mark)
     return _summary(folder, model, names, scores, threshold, applied)
@@ -280,16 +285,6 @@ def activate(outputs: np.ndarray, activation: str) -> tuple[np.ndarray, str]:
     return outputs, activation
 
 
-def _check_finite(scores: np.ndarray, dataset: Dataset, model: Path) -> None:
-    bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
-    if len(bad):
-        file = dataset.table["file"][int(bad[0])].as_py()
-        raise InputError(
-            f"{model} gives no finite score for {len(bad):,} images, the first is {file}; "
-            "try another --normalisation or another model"
-        )
-
-
 def with_predictions(table: pa.Table, names: Sequence[str], scores: np.ndarray, threshold: float) -> pa.Table:
     """The table with the columns of each name; an existing column keeps its place."""
     for name, score in zip(names, scores.T, strict=True):
@@ -314,14 +309,11 @@ def _write(dataset: Dataset, table: pa.Table, columns: list[str], mark: dict[str
     with atomic_path(dataset.path / TABLE) as temporary:
         pyarrow.parquet.write_table(table, temporary)
         write_json(dataset.path / INFO, {**dataset.info, "predicted": {**before, **pending}})
-    names, files = attribute_names(table), read_contents(dataset.path)
     complete = {
         **dataset.info,
-        "binary": [name for name in names if is_binary(table[name])],
-        "continuous": [name for name in names if not is_binary(table[name])],
+        **attribute_kinds(table),
         "predicted": {**before, **dict.fromkeys(columns, mark)},
-        "hash": hash_of(files),
-        "files": files,
+        **entries_of(read_contents(dataset.path)),
     }
     write_json(dataset.path / INFO, complete)
 

@@ -36,8 +36,8 @@ from diti.core.locks import LOCK, locked
 from diti.core.machine import available_cores
 from diti.core.progress import Advance, progress_bar
 from diti.core.runs import as_path, atomic_path, read_json, write_json, write_text
-from diti.data.attributes import SPLITS, attribute_names, is_binary
-from diti.data.contents import IMAGES, TABLE, Records, hash_of, read_contents
+from diti.data.attributes import SPLITS, attribute_kinds
+from diti.data.contents import IMAGES, TABLE, entries_of, read_contents
 from diti.data.decode import CROPS, Unreadable, check_crop, decode, picture_size
 from diti.data.parts import DONE, PIXELS, allocate, copy_readable, mark, open_parts, unfinished
 from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
@@ -235,13 +235,13 @@ def _check_target(source: Source, out: Path, plan: dict[str, Any], *, overwrite:
     """Refuse to mix two datasets in one folder, or to write among files that are not ours."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; name a folder")
-    if not out.is_dir():
-        refuse_inside(source.location, out)
-        return
-    foreign = sorted(p.name for p in out.iterdir() if p.name not in OUR_FILES and not p.name.endswith(".part"))
-    if foreign:
+    held = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    if foreign := [name for name in held if name not in OUR_FILES and not name.endswith(".part")]:
         raise InputError(f"--out {out} holds other files ({', '.join(foreign[:2])}); choose a new or empty folder")
-    refuse_inside(source.location, out)
+    # Output written into the source would overwrite it, or be read as part of it the next time.
+    place = Path(source.location).expanduser()
+    if place.exists() and out.resolve().is_relative_to(place.resolve()):
+        raise InputError(f"--out {out} lies inside {source.location}, which is read; choose another place")
     if overwrite or not (out / PLAN).exists():
         return
     before = _read_plan(out)
@@ -254,13 +254,6 @@ def _check_target(source: Source, out: Path, plan: dict[str, Any], *, overwrite:
                 f"--out {out} {state} another dataset ({key}: {before.get(key)!s:.60}, now {value!s:.60}); "
                 "choose another folder, or start again with --overwrite"
             )
-
-
-def refuse_inside(location: str, out: Path) -> None:
-    """Output written into the source would overwrite it, or be read as part of it the next time."""
-    place = Path(location).expanduser()
-    if place.exists() and out.resolve().is_relative_to(place.resolve()):
-        raise InputError(f"--out {out} lies inside {location}, which is read; choose another place")
 
 
 def _read_plan(out: Path) -> dict[str, Any] | None:
@@ -406,7 +399,7 @@ def _finish(source: Source, out: Path, plan: dict[str, Any], skipped: Skipped) -
         copy_readable(out, kept)
     else:
         (out / PIXELS).replace(out / IMAGES)
-    write_json(out / INFO, _description(plan, source, table, read_contents(out)))
+    write_json(out / INFO, _description(plan, source, table, out))
 
 
 def _require_all_done(out: Path, skipped: Skipped) -> None:
@@ -434,9 +427,8 @@ def _write_skipped(out: Path, source: Source, skipped: Skipped) -> None:
     write_text(out / SKIPPED, text.getvalue())
 
 
-def _description(plan: dict[str, Any], source: Source, table: pa.Table, files: Records) -> dict[str, Any]:
+def _description(plan: dict[str, Any], source: Source, table: pa.Table, out: Path) -> dict[str, Any]:
     """Contents of `dataset.json`."""
-    names = attribute_names(table)
     splits = table["split"].to_pylist()
     return {
         **plan,
@@ -444,8 +436,6 @@ def _description(plan: dict[str, Any], source: Source, table: pa.Table, files: R
         "count": table.num_rows,
         "skipped": plan["count"] - table.num_rows + len(source.left_out),
         "splits": {split: splits.count(split) for split in SPLITS},
-        "binary": [n for n in names if is_binary(table[n])],
-        "continuous": [n for n in names if not is_binary(table[n])],
-        "hash": hash_of(files),
-        "files": files,
+        **attribute_kinds(table),
+        **entries_of(read_contents(out)),
     }

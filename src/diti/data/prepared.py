@@ -16,7 +16,7 @@ from diti.core.images import to_float
 from diti.core.rng import numpy_generator
 from diti.core.runs import read_json
 from diti.data.attributes import SPLITS, attribute_names, is_binary, read_parquet
-from diti.data.contents import IMAGES, TABLE, are_records, current_contents, hash_of
+from diti.data.contents import IMAGES, TABLE, are_records, current_contents, entries_of
 
 if TYPE_CHECKING:
     import torch
@@ -120,69 +120,62 @@ def open_dataset(path: Path) -> Dataset:
         raise InputError(f"{path} is not a complete dataset folder ({INFO} is missing); run diti prepare")
     try:
         info = read_json(path / INFO)
-        fault = _fault_of_info(info)
-        if not fault:
-            images, table = _open_files(path)
-            fault = _fault_of_images(images) or _fault_of_table(table, len(images))
+        _check_info(info)
+        if lost := [name for name in (IMAGES, TABLE) if not (path / name).is_file()]:
+            raise InputError(f"{lost[0]} is missing")
+        images = _open_images(path / IMAGES)
+        table = read_parquet(path / TABLE)
+        _check_table(table, len(images))
     except (InputError, ValueError, OSError, pa.ArrowException) as error:
         fault = (str(error) or type(error).__name__).splitlines()[0]
-    if fault:
-        raise InputError(f"{path} is damaged: {fault}; run diti prepare again with --overwrite")
+        raise InputError(f"{path} is damaged: {fault}; run diti prepare again with --overwrite") from None
     return Dataset(path, images, table, {**info, **_true_contents(path, info)})
 
 
-def _open_files(path: Path) -> tuple[np.ndarray, pa.Table]:
-    for name in (IMAGES, TABLE):
-        if not (path / name).is_file():
-            raise InputError(f"{name} is missing")
-    try:
-        images = np.lib.format.open_memmap(path / IMAGES, mode="r")
-    except ValueError as error:
-        raise InputError(f"{IMAGES} is not an array of images ({error})") from None
-    return images, read_parquet(path / TABLE)
-
-
-def _fault_of_info(info: object) -> str:
-    """What is wrong with the contents of `dataset.json`; the empty string if nothing is."""
+def _check_info(info: object) -> None:
+    """InputError for something else than the contents of `dataset.json`."""
     if not isinstance(info, dict):
-        return f"{INFO} does not describe a dataset"
-    kinds = {"name": str, "skipped": int, "splits": dict}
-    for key, kind in kinds.items():
+        raise InputError(f"{INFO} does not describe a dataset")
+    for key, kind in {"name": str, "skipped": int, "splits": dict}.items():
         if not isinstance(info.get(key), kind):
-            return f"{INFO} has no {key}"
+            raise InputError(f"{INFO} has no {key}")
     if not are_records(info.get("files", {})):  # missing in folders of earlier versions
-        return f"files in {INFO} are not records of files"
+        raise InputError(f"files in {INFO} are not records of files")
     marks = info.get("predicted", {})
     if not isinstance(marks, dict) or not all(isinstance(mark, dict) for mark in marks.values()):
-        return f"predicted in {INFO} does not name columns"
-    return ""
+        raise InputError(f"predicted in {INFO} does not name columns")
 
 
-def _fault_of_images(images: np.ndarray) -> str:
+def _open_images(path: Path) -> np.ndarray:
+    try:
+        images = np.lib.format.open_memmap(path, mode="r")
+    except ValueError as error:
+        raise InputError(f"{IMAGES} is not an array of images ({error})") from None
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (images.shape[1], images.shape[1], 3):
-        return f"{IMAGES} holds {images.dtype} {images.shape} instead of uint8 (N, size, size, 3)"
-    return "" if images.size else f"{IMAGES} is empty"
+        raise InputError(f"{IMAGES} holds {images.dtype} {images.shape} instead of uint8 (N, size, size, 3)")
+    if not images.size:
+        raise InputError(f"{IMAGES} is empty")
+    return images
 
 
-def _fault_of_table(table: pa.Table, images: int) -> str:
+def _check_table(table: pa.Table, images: int) -> None:
     """A table may be edited, but must keep its form."""
     names = table.column_names
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-        return f"{TABLE} has the column {twice[0]!r} twice"
+        raise InputError(f"{TABLE} has the column {twice[0]!r} twice")
     for name in ("file", "split"):
         kind = table.schema.field(name).type if name in names else None
         if kind not in (pa.string(), pa.large_string()):
-            return f"{TABLE} has no column {name!r} of text"
+            raise InputError(f"{TABLE} has no column {name!r} of text")
     if table.num_rows != images:
-        return f"{IMAGES} holds {images:,} images, {TABLE} {table.num_rows:,} rows"
+        raise InputError(f"{IMAGES} holds {images:,} images, {TABLE} {table.num_rows:,} rows")
     for word in table["split"].unique().to_pylist():
         if word not in SPLITS:
-            return f"{TABLE} has the split {word!r}, which is not one of {', '.join(SPLITS)}"
+            raise InputError(f"{TABLE} has the split {word!r}, which is not one of {', '.join(SPLITS)}")
     for name in attribute_names(table):
         kind = table.schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-            return f"{TABLE} has the attribute {name!r} of {kind}, not of numbers"
-    return ""
+            raise InputError(f"{TABLE} has the attribute {name!r} of {kind}, not of numbers")
 
 
 def _true_contents(path: Path, info: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +190,7 @@ def _true_contents(path: Path, info: dict[str, Any]) -> dict[str, Any]:
             f"{path / IMAGES} was changed or damaged after diti prepare had written it; "
             "run diti prepare again, with --overwrite or into another folder"
         )
-    return {"hash": hash_of(now), "files": now}
+    return entries_of(now)
 
 
 def require_training_images(dataset: Dataset) -> Dataset:
@@ -226,16 +219,13 @@ class Stream:
 
     def take(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and flips of the positions start .. start + count - 1."""
-        size = len(self.all_rows)
+        size, end = len(self.all_rows), start + count
         rows, flips = [], []
-        position, end = start, start + count
-        while position < end:
-            epoch, place = divmod(position, size)
+        for epoch in range(start // size, (end - 1) // size + 1):
             order, flipped = self._shuffled(epoch)
-            stop = min(size, place + end - position)
-            rows.append(order[place:stop])
-            flips.append(flipped[place:stop])
-            position += stop - place
+            stretch = slice(max(start - epoch * size, 0), end - epoch * size)
+            rows.append(order[stretch])
+            flips.append(flipped[stretch])
         return np.concatenate(rows), np.concatenate(flips)
 
     def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:

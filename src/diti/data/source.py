@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 import pyarrow as pa
@@ -51,3 +56,39 @@ class ReadFiles:
 
     def __call__(self, rows: Sequence[int]) -> Iterable[Picture]:
         return (self.root / self.files[row] for row in rows)
+
+
+def read_blocks(
+    rows: Sequence[int],
+    starts: Sequence[int],
+    read_block: Callable[[int, list[int]], Iterable[Picture]],
+    errors: type[Exception] | tuple[type[Exception], ...],
+) -> Iterator[Picture]:
+    """`Read` of rows that are stored in blocks, of which each is read once; errors in one spoil its rows only.
+
+    starts: the first row of each block. read_block: the pictures of some rows, counted from the block's first.
+    """
+    for number, members in groupby(rows, key=lambda row: bisect_right(starts, row) - 1):
+        local = [row - starts[number] for row in members]
+        try:
+            pictures = read_block(number, local)
+        except errors as error:
+            pictures = [error] * len(local)
+        yield from pictures
+
+
+T = TypeVar("T")
+More = TypeVarTuple("More")
+
+
+def keep_latest(load: Callable[[Path, *More], T]) -> Callable[[Path, *More], T]:
+    """Keep what was loaded last from a file, because the next rows are mostly from it too.
+
+    Nothing is kept from a file that was changed since, or in a forked process, which must not share positions.
+    """
+
+    @lru_cache(maxsize=1)
+    def loaded(_written: int, _process: int, path: Path, *more: *More) -> T:
+        return load(path, *more)
+
+    return lambda path, *more: loaded(path.stat().st_mtime_ns, os.getpid(), path, *more)

@@ -54,26 +54,19 @@ def find_source(location: str, options: ReadOptions, kind: str | None = None) ->
         if not location or not path.exists():
             hint = "; to use the built-in faces write toyfaces" if "toy" in location else ""
             raise InputError(f"{location or repr('')} does not exist; name a file or folder of images{hint}")
-        if kind is not None:
-            return _kind(kind).open_source(path, options)
         for candidate in KINDS:
-            if candidate.detect(path):
+            if candidate.name == kind or (kind is None and candidate.detect(path)):
                 return candidate.open_source(path, options)
     except OSError as error:
         remedy = "change its permissions" if isinstance(error, PermissionError) else "name another"
         raise InputError(
             f"{error.filename or location} cannot be read ({error.strerror or error}); {remedy}"
         ) from None
+    if kind is not None:
+        names = [k.name for k in KINDS]
+        raise InputError(f"--kind {kind} is unknown; use {', '.join(names)}.{nearest(kind, names)}")
     known = "; ".join(k.about for k in KINDS)
     raise InputError(f"{location} is not a kind of data that can be read; known: {known}; toyfaces[:N]")
-
-
-def _kind(name: str) -> Kind:
-    for kind in KINDS:
-        if kind.name == name:
-            return kind
-    names = [k.name for k in KINDS]
-    raise InputError(f"--kind {name} is unknown; use {', '.join(names)}.{nearest(name, names)}")
 
 
 def open_data(location: str | Path, size: int | None = None) -> Dataset:

@@ -19,20 +19,20 @@ def split_by_hash(key: str) -> str:
     return "valid" if place < TEST_SHARE + VALID_SHARE else "train"
 
 
-def hash_splits(keys: Sequence[str]) -> list[str]:
-    """`split_by_hash` of every key."""
-    return [split_by_hash(key) for key in keys]
+def set_split(table: pa.Table, splits: Sequence[str] | None) -> pa.Table:
+    """The table with these splits, if there are any, in second place; its own stay."""
+    if splits is None or "split" in table.column_names:
+        return table
+    return table.add_column(1, "split", pa.array(splits, pa.string()))
 
 
 def with_split(table: pa.Table) -> pa.Table:
-    """The table with a split column in second place: its own, else by person, else by file name.
+    """The table with a split: its own, else by person, else by file name.
 
     If there are so few images that none would be for training, all of them are.
     """
     if "split" in table.column_names:
         return table
     keys = table["identity" if "identity" in table.column_names else "file"].to_pylist()
-    splits = hash_splits(keys)
-    if "train" not in splits:
-        splits = ["train"] * len(splits)
-    return table.add_column(1, "split", pa.array(splits, pa.string()))
+    splits = [split_by_hash(key) for key in keys]
+    return set_split(table, splits if "train" in splits else ["train"] * len(splits))

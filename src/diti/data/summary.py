@@ -65,18 +65,14 @@ def dataset_html(dataset: Dataset) -> str:
         "skipped": f"{dataset.info['skipped']:,} unreadable" if dataset.info["skipped"] else "",
         "folder": str(dataset.path),
     }
-    lines = shortened(_attribute_lines(dataset), MOST_FOLDED)
-    told = f"{len(dataset.attributes)} attributes"
-    return card(dataset.title, facts, pictures=_spread(dataset, PICTURES), folded=told, lines=lines)
-
-
-def _attribute_lines(dataset: Dataset) -> list[str]:
-    """A line per attribute; those that a model predicted are marked."""
     predicted = predicted_columns(dataset)
-    return [
+    attributes = [
         f"{name} ({'binary' if dataset.is_binary(name) else 'continuous'}{', predicted' * (name in predicted)})"
         for name in dataset.attributes
     ]
+    lines = shortened(attributes, MOST_FOLDED)
+    told = f"{len(dataset.attributes)} attributes"
+    return card(dataset.title, facts, pictures=_spread(dataset, PICTURES), folded=told, lines=lines)
 
 
 def _spread(dataset: Dataset, count: int) -> np.ndarray:

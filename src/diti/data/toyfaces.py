@@ -30,43 +30,35 @@ class Attribute:
     """One independent factor: 0 or 1 with equal chance when binary, else uniform between low and high."""
 
     name: str
-    binary: bool
-    low: float
-    high: float
     about: str  # what it changes in the picture
-
-
-def _binary(name: str, about: str) -> Attribute:
-    return Attribute(name, True, 0, 1, about)
-
-
-def _continuous(name: str, low: float, high: float, about: str) -> Attribute:
-    return Attribute(name, False, low, high, about)
+    low: float = 0
+    high: float = 1
+    binary: bool = False
 
 
 ATTRIBUTES: tuple[Attribute, ...] = (  # coarse to fine: by the mean squared pixel change at 32 px
-    _continuous("background", 0, 1, "colour of the wall: coral, yellow, green, blue, lilac"),
-    _continuous("position", -1, 1, "where the person stands, left to right"),
-    _continuous("brightness", 0, 1, "the whole picture, dusk to daylight"),
-    _binary("hat", "woollen hat with a bobble, in the colour of the clothes"),
-    _continuous("hair_colour", 0, 1, "black, brown, ginger, blond, pink, violet, teal; also brows and beard"),
-    _continuous("clothes", 0, 1, "colour of pullover and hat: red, yellow, green, blue, purple"),
-    _continuous("head_size", 0, 1, "small to large head"),
-    _continuous("turn", -1, 1, "where the head is turned, left to right"),
-    _continuous("light", -1, 1, "light from the left to light from the right"),
-    _continuous("hair_length", 0, 1, "short to shoulder-length hair"),
-    _continuous("skin", 0, 1, "light to dark skin"),
-    _binary("beard", "beard in the colour of the hair"),
-    _binary("glasses", "round glasses"),
-    _binary("mouth_open", "open mouth with teeth and tongue"),
-    _continuous("gaze", -1, 1, "where the eyes look, left to right"),
-    _continuous("eye_size", 0, 1, "small to large eyes"),
-    _binary("earrings", "golden earrings"),
-    _continuous("smile", -1, 1, "corners of the mouth down to up"),
-    _continuous("eye_colour", 0, 1, "iris brown, hazel, green, blue, violet"),
-    _continuous("brow_angle", -1, 1, "worried to fierce eyebrows"),
-    _binary("blush", "red cheeks"),
-    _binary("freckles", "freckles beside the nose"),
+    Attribute("background", "colour of the wall: coral, yellow, green, blue, lilac"),
+    Attribute("position", "where the person stands, left to right", low=-1),
+    Attribute("brightness", "the whole picture, dusk to daylight"),
+    Attribute("hat", "woollen hat with a bobble, in the colour of the clothes", binary=True),
+    Attribute("hair_colour", "black, brown, ginger, blond, pink, violet, teal; also brows and beard"),
+    Attribute("clothes", "colour of pullover and hat: red, yellow, green, blue, purple"),
+    Attribute("head_size", "small to large head"),
+    Attribute("turn", "where the head is turned, left to right", low=-1),
+    Attribute("light", "light from the left to light from the right", low=-1),
+    Attribute("hair_length", "short to shoulder-length hair"),
+    Attribute("skin", "light to dark skin"),
+    Attribute("beard", "beard in the colour of the hair", binary=True),
+    Attribute("glasses", "round glasses", binary=True),
+    Attribute("mouth_open", "open mouth with teeth and tongue", binary=True),
+    Attribute("gaze", "where the eyes look, left to right", low=-1),
+    Attribute("eye_size", "small to large eyes"),
+    Attribute("earrings", "golden earrings", binary=True),
+    Attribute("smile", "corners of the mouth down to up", low=-1),
+    Attribute("eye_colour", "iris brown, hazel, green, blue, violet"),
+    Attribute("brow_angle", "worried to fierce eyebrows", low=-1),
+    Attribute("blush", "red cheeks", binary=True),
+    Attribute("freckles", "freckles beside the nose", binary=True),
 )
 NAMES = tuple(attribute.name for attribute in ATTRIBUTES)
 FACTORS = np.dtype([(a.name, np.int8 if a.binary else np.float32) for a in ATTRIBUTES])
@@ -84,12 +76,7 @@ def sample(count: int, seed: int, start: int = 0) -> Factors:
 
 
 def change(
-    factors: Factors,
-    attribute: str,
-    *,
-    seed: int | None = None,
-    values: ArrayLike | None = None,
-    start: int = 0,
+    factors: Factors, attribute: str, *, seed: int | None = None, values: ArrayLike | None = None, start: int = 0
 ) -> Factors:
     """The same faces with exactly one attribute changed: g_i . x0 in the paper.
 

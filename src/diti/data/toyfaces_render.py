@@ -10,8 +10,6 @@ what depends on the face alone. A shape is computed only inside a box that holds
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -90,14 +88,7 @@ class Canvas:
             below += layer
 
     def oval(
-        self,
-        box: Box,
-        x: Scalar,
-        y: Scalar,
-        rx: Scalar,
-        ry: Scalar,
-        flat_x: Scalar = 0.0,
-        flat_y: Scalar = 0.0,
+        self, box: Box, x: Scalar, y: Scalar, rx: Scalar, ry: Scalar, flat_x: Scalar = 0.0, flat_y: Scalar = 0.0
     ) -> Array:
         """Cover (h, w, N) of an ellipse, or of a rounded bar with straight sides of half length flat_*.
 
@@ -182,42 +173,20 @@ class Canvas:
 # --- the face -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Face:
     """Where the heads are and what colours they have: (N,) numbers and (3, N) colours."""
 
-    factors: dict[str, Array]
-    s: Array  # scale: lengths on the head are multiples of it
-    x: Array  # middle of the head
-    y: float
-    rx: Array
-    ry: Array
-    look: Array  # x of the middle of the features, which moves as the head turns
-    ear: Array  # how far the ears move the other way
-    skin: Array
-    shade: Array  # skin in the shade
-    hair: Array
-    clothes: Array
-
-    @classmethod
-    def of(cls, factors: dict[str, Array]) -> Face:
-        s = 0.89 + 0.22 * factors["head_size"]
-        x = 0.12 * factors["position"]
-        skin = along(SKIN, factors["skin"])
-        return cls(
-            factors=factors,
-            s=s,
-            x=x,
-            y=0.11,
-            rx=0.52 * s,
-            ry=0.54 * s,
-            look=x + 0.13 * s * factors["turn"],
-            ear=-0.04 * s * factors["turn"],
-            skin=skin,
-            shade=skin * SHADE,
-            hair=along(HAIR, factors["hair_colour"]),
-            clothes=along(CLOTHES, factors["clothes"]),
-        )
+    def __init__(self, factors: dict[str, Array]) -> None:
+        self.factors = factors
+        self.s = 0.89 + 0.22 * factors["head_size"]  # scale: lengths on the head are multiples of it
+        self.x, self.y = 0.12 * factors["position"], 0.11  # middle of the head
+        self.rx, self.ry = 0.52 * self.s, 0.54 * self.s
+        self.look = self.x + 0.13 * self.s * factors["turn"]  # x of the middle of the features, as the head turns
+        self.ear = -0.04 * self.s * factors["turn"]  # how far the ears move the other way
+        self.skin = along(SKIN, factors["skin"])
+        self.shade = self.skin * SHADE  # skin in the shade
+        self.hair = along(HAIR, factors["hair_colour"])
+        self.clothes = along(CLOTHES, factors["clothes"])
 
     def __getitem__(self, name: str) -> Array:
         return self.factors[name]
@@ -225,7 +194,7 @@ class Face:
 
 def paint_faces(factors: dict[str, Array], size: int) -> NDArray[np.uint8]:
     """(N, size, size, 3) pictures of N faces from their factors, each (N,) float32."""
-    face = Face.of(factors)
+    face = Face(factors)
     canvas = Canvas(len(face.x), size)
     for part in PARTS:
         part(canvas, face)

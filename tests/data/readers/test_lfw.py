@@ -2,20 +2,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import pickle
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from reading import read_elsewhere, refused, shows, size_of
 
-from diti.core.errors import InputError
 from diti.data.attributes import attribute_names, is_binary
 from diti.data.readers import lfw
-from diti.data.source import Picture, Read, ReadOptions
+from diti.data.source import ReadOptions
 from diti.data.split import split_by_hash
 
 PEOPLE = {"Aaron_Eckhart": 1, "Abdel_Nasser_Assidi": 2, "Zico": 3}
@@ -72,9 +69,7 @@ def test_table(root: Path, given: str) -> None:
         assert row["file"] == f"{person}/{person}_{number:04d}.jpg"
         assert row["identity"] == person
         assert [row[name] for name in NAMES] == scores(place)
-    for place, path in enumerate(source.read(range(len(PHOTOS)))):
-        assert isinstance(path, Path)
-        assert np.abs(np.asarray(Image.open(path), int) - colour(place)).max() <= 3  # JPEG
+    assert all(shows(path, colour(place)) for place, path in enumerate(source.read(range(len(PHOTOS)))))
 
 
 @pytest.mark.parametrize("folder", ["lfw", "lfw-deepfunneled", "lfw-deepfunneled/lfw-deepfunneled", "LFW_mine"])
@@ -93,31 +88,19 @@ def test_several_versions_take_the_funneled_one_and_say_so(root: Path) -> None:
 
 def test_folders_that_are_not_lfw(tmp_path: Path) -> None:
     write_images(tmp_path / "faces")  # the pattern alone could be any set of classes
-    assert not lfw.detect(tmp_path)
-    assert not lfw.detect(tmp_path / "faces")
+    assert not lfw.detect(tmp_path) and not lfw.detect(tmp_path / "faces")
     (tmp_path / "lfw" / "Zico").mkdir(parents=True)
-    assert not lfw.detect(tmp_path)
-    assert not lfw.detect(tmp_path / "lfw")
+    assert not lfw.detect(tmp_path) and not lfw.detect(tmp_path / "lfw")
     assert not lfw.detect(tmp_path / "faces" / "Zico" / "Zico_0001.jpg")
-
-
-def size_of(path: Picture) -> tuple[int, int]:
-    assert isinstance(path, Path)
-    with Image.open(path) as image:
-        return image.size
-
-
-def listed(read: Read, rows: list[int]) -> list[Picture]:
-    return list(read(rows))
 
 
 def test_read_works_in_another_process(root: Path) -> None:
     read = lfw.open_source(root, ReadOptions()).read
-    assert pickle.loads(pickle.dumps(read)) == read
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pictures = pool.submit(listed, read, [0, 5]).result()
     images = root / "lfw_funneled"
-    assert pictures == [images / "Aaron_Eckhart/Aaron_Eckhart_0001.jpg", images / "Zico/Zico_0003.jpg"]
+    assert read_elsewhere(read, [0, 5]) == [
+        images / "Aaron_Eckhart/Aaron_Eckhart_0001.jpg",
+        images / "Zico/Zico_0003.jpg",
+    ]
 
 
 def test_split_follows_the_development_lists(root: Path) -> None:
@@ -184,8 +167,7 @@ def test_without_scores_there_are_identities(root: Path) -> None:
 
 def test_scores_of_other_people_are_refused(root: Path) -> None:
     (root / "lfw_attributes.txt").write_text("# x\n#\tperson\timagenum\tMale\nNobody\t1\t0.5\n")
-    with pytest.raises(InputError, match=r"lfw_attributes.txt names none of the 6 images"):
-        lfw.open_source(root, ReadOptions())
+    refused(lfw.open_source, root, r"lfw_attributes.txt names none of the 6 images")
 
 
 @pytest.mark.parametrize(
@@ -198,24 +180,21 @@ def test_scores_of_other_people_are_refused(root: Path) -> None:
 )
 def test_broken_scores_are_refused(root: Path, text: str, message: str) -> None:
     (root / "lfw_attributes.txt").write_text(text)
-    with pytest.raises(InputError, match=message):
-        lfw.open_source(root, ReadOptions())
+    refused(lfw.open_source, root, message)
 
 
 def test_lists_without_images_say_where_these_are_expected(tmp_path: Path) -> None:
     write_scores(tmp_path)
     assert lfw.detect(tmp_path)
     expected = tmp_path / "lfw_funneled/Person_Name/Person_Name_0001.jpg"
-    with pytest.raises(InputError, match=f"expected as {expected}"):
-        lfw.open_source(tmp_path, ReadOptions())
+    refused(lfw.open_source, tmp_path, f"expected as {expected}")
 
 
 def test_ignore(root: Path) -> None:
     source = lfw.open_source(root, ReadOptions(ignore=("Middle Aged", "identity", "split")))
     assert source.table.column_names == ["file", "Male"]
     assert source.notes == ("split ignored: images are split by hash",)
-    with pytest.raises(InputError, match=r"--ignore Mail: .* Did you mean 'Male'"):
-        lfw.open_source(root, ReadOptions(ignore=("Mail",)))
+    refused(lfw.open_source, root, r"--ignore Mail: .* Did you mean 'Male'", ignore=("Mail",))
 
 
 def test_sample_of_the_real_set(shared: Path) -> None:
@@ -235,9 +214,7 @@ def test_sample_of_the_real_set(shared: Path) -> None:
 
 def test_rows_and_columns_that_stand_twice_are_refused(root: Path) -> None:
     write_scores(root, [*PHOTOS, PHOTOS[4]])
-    with pytest.raises(InputError, match="more than one row for Zico 2"):
-        lfw.open_source(root, ReadOptions())
+    refused(lfw.open_source, root, "more than one row for Zico 2")
     path = root / "lfw_attributes.txt"
     path.write_text(path.read_text().replace("Middle Aged", "Male"))
-    with pytest.raises(InputError, match="the column 'Male' twice"):
-        lfw.open_source(root, ReadOptions())
+    refused(lfw.open_source, root, "the column 'Male' twice")

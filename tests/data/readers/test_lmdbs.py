@@ -1,32 +1,22 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import pickle
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from reading import colour_of, encoded, read_elsewhere, refused
 
 from diti.core.errors import InputError
 from diti.data.readers import celeba, lmdbs
-from diti.data.source import Picture, Read, ReadOptions
+from diti.data.source import ReadOptions
 
 lmdb = pytest.importorskip("lmdb", reason="needs the extra lmdb")
 
 
 def colour(index: int) -> tuple[int, int, int]:
     return index % 256, index // 256, 7
-
-
-def encoded(index: int, size: tuple[int, int] = (4, 4)) -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", size, colour(index)).save(data, "webp", lossless=True)
-    return data.getvalue()
 
 
 def write_lmdb(folder: Path, items: dict[bytes, bytes]) -> Path:
@@ -38,7 +28,7 @@ def write_lmdb(folder: Path, items: dict[bytes, bytes]) -> Path:
 
 def lsun_items(count: int, salt: str = "") -> dict[bytes, bytes]:
     """Keys are digests, so the order of the database is not the order of the images."""
-    return {hashlib.sha1(f"{salt}{i}".encode()).hexdigest().encode(): encoded(i) for i in range(count)}
+    return {hashlib.sha1(f"{salt}{i}".encode()).hexdigest().encode(): encoded(colour(i)) for i in range(count)}
 
 
 def diffae_items(
@@ -46,21 +36,11 @@ def diffae_items(
 ) -> dict[bytes, bytes]:
     """Image i of the s-th size has the colour of 1000 s + i."""
     items = {
-        f"{size}-{str(i).zfill(zfill)}".encode(): encoded(1000 * place + i, pixels)
+        f"{size}-{str(i).zfill(zfill)}".encode(): encoded(colour(1000 * place + i), pixels)
         for place, size in enumerate(sizes)
         for i in range(count)
     }
     return items | {b"length": str(count).encode()}
-
-
-def colour_of(picture: Picture) -> tuple[int, ...]:
-    assert isinstance(picture, bytes)
-    with Image.open(io.BytesIO(picture)) as image:
-        return tuple(np.asarray(image.convert("RGB"))[0, 0].tolist())
-
-
-def listed(read: Read, rows: list[int]) -> list[Picture]:
-    return list(read(rows))
 
 
 # ---- LSUN
@@ -69,8 +49,7 @@ def listed(read: Read, rows: list[int]) -> list[Picture]:
 def test_lsun_database(tmp_path: Path) -> None:
     items = lsun_items(3 * lmdbs.STRIDE // 2)
     path = write_lmdb(tmp_path / "bedroom_train_lmdb", items)
-    assert lmdbs.detect_lsun(path)
-    assert not lmdbs.detect_diffae(path)
+    assert lmdbs.detect_lsun(path) and not lmdbs.detect_diffae(path)
     source = lmdbs.open_lsun(path, ReadOptions())
     files = source.table["file"].to_pylist()
     assert source.name == "lsun"
@@ -106,39 +85,31 @@ def test_one_lsun_database_in_a_folder_has_no_split(tmp_path: Path) -> None:
 def test_lsun_refuses_several_categories(tmp_path: Path) -> None:
     write_lmdb(tmp_path / "cat_train_lmdb", lsun_items(1))
     write_lmdb(tmp_path / "dog_train_lmdb", lsun_items(1))
-    with pytest.raises(InputError, match=rf"\(cat, dog\); give one database, e.g. {tmp_path / 'cat_train_lmdb'}"):
-        lmdbs.open_lsun(tmp_path, ReadOptions())
+    refused(lmdbs.open_lsun, tmp_path, rf"\(cat, dog\); give one database, e.g. {tmp_path / 'cat_train_lmdb'}")
 
 
 def test_lsun_says_what_is_missing_or_broken(tmp_path: Path) -> None:
-    assert not lmdbs.detect_lsun(tmp_path)
-    assert not lmdbs.detect_diffae(tmp_path)
-    with pytest.raises(InputError, match=r"data.mdb is expected in it"):
-        lmdbs.open_lsun(tmp_path, ReadOptions())
+    assert not lmdbs.detect_lsun(tmp_path) and not lmdbs.detect_diffae(tmp_path)
+    refused(lmdbs.open_lsun, tmp_path, r"data.mdb is expected in it")
     empty = write_lmdb(tmp_path / "empty", {})
-    with pytest.raises(InputError, match="holds no images"):
-        lmdbs.open_lsun(empty, ReadOptions())
+    refused(lmdbs.open_lsun, empty, "holds no images")
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "data.mdb").write_bytes(b"not a database" * 1000)
-    assert lmdbs.detect_lsun(broken)
-    assert not lmdbs.detect_diffae(broken)
-    with pytest.raises(InputError, match="cannot be read as an LMDB"):
-        lmdbs.open_lsun(broken, ReadOptions())
+    assert lmdbs.detect_lsun(broken) and not lmdbs.detect_diffae(broken)
+    refused(lmdbs.open_lsun, broken, "cannot be read as an LMDB")
 
 
 def test_a_database_that_ends_early_is_refused(tmp_path: Path) -> None:
     """Read, it would kill the process."""
     path = write_lmdb(tmp_path / "cut", lsun_items(40)) / "data.mdb"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(InputError, match=r"data\.mdb ends early; fetch it again"):
-        lmdbs.open_lsun(path.parent, ReadOptions())
+    refused(lmdbs.open_lsun, path.parent, r"data\.mdb ends early; fetch it again")
 
 
 def test_lsun_has_nothing_to_ignore(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path / "cat", lsun_items(1))
-    with pytest.raises(InputError, match=r"--ignore Male: .* has no such column"):
-        lmdbs.open_lsun(path, ReadOptions(ignore=("Male",)))
+    refused(lmdbs.open_lsun, path, r"--ignore Male: .* has no such column", ignore=("Male",))
 
 
 def test_the_reader_is_small_and_works_in_another_process(tmp_path: Path) -> None:
@@ -146,8 +117,7 @@ def test_the_reader_is_small_and_works_in_another_process(tmp_path: Path) -> Non
     read = lmdbs.open_lsun(write_lmdb(tmp_path / "cat", items), ReadOptions()).read
     assert len(pickle.dumps(read)) < 10_000
     rows = [0, 700, 19_999]
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert pool.submit(listed, read, rows).result() == [bytes([i % 251]) for i in rows]
+    assert read_elsewhere(read, rows) == [bytes([i % 251]) for i in rows]
 
 
 def test_a_database_that_disappears_spoils_its_rows_only(tmp_path: Path) -> None:
@@ -174,8 +144,7 @@ def test_without_the_extra_the_message_names_it(tmp_path: Path, monkeypatch: pyt
     path = write_lmdb(tmp_path / "cat", lsun_items(1))
     monkeypatch.setitem(sys.modules, "lmdb", None)
     assert lmdbs.detect_lsun(path)
-    with pytest.raises(InputError, match=r"needs the extra: pip install 'diti-torch\[lmdb\]'"):
-        lmdbs.open_lsun(path, ReadOptions())
+    refused(lmdbs.open_lsun, path, r"needs the extra: pip install 'diti-torch\[lmdb\]'")
 
 
 # ---- Diff-AE
@@ -200,8 +169,7 @@ def test_best_size(sizes: tuple[int | None, ...], wanted: int, expected: int | N
 @pytest.mark.parametrize(("zfill", "first"), [(5, "256-00000"), (7, "256-0000000")])  # faces, LSUN
 def test_diffae_database(tmp_path: Path, zfill: int, first: str) -> None:
     path = write_lmdb(tmp_path / "ffhq256.lmdb", diffae_items(12, zfill=zfill))
-    assert lmdbs.detect_diffae(path)
-    assert not lmdbs.detect_lsun(path)
+    assert lmdbs.detect_diffae(path) and not lmdbs.detect_lsun(path)
     source = lmdbs.open_diffae(path, ReadOptions())
     assert (source.name, source.crop, source.notes) == ("diffae", "centre", ())
     assert source.table.column_names == ["file"]
@@ -214,9 +182,7 @@ def test_diffae_takes_the_wanted_size_among_several(tmp_path: Path) -> None:
     source = lmdbs.open_diffae(path, ReadOptions(size=100))
     assert source.table["file"].to_pylist() == [f"128-0000{i}" for i in range(5)]
     assert [colour_of(p) for p in source.read([0, 4])] == [colour(1000), colour(1004)]
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pictures = pool.submit(listed, source.read, [3]).result()
-    assert [colour_of(p) for p in pictures] == [colour(1003)]
+    assert [colour_of(p) for p in read_elsewhere(source.read, [3])] == [colour(1003)]
 
 
 def write_celeba_list(path: Path, names: list[str]) -> None:
@@ -231,8 +197,7 @@ def test_celeba_unresized_with_its_list(tmp_path: Path, place: str) -> None:
     """Index i is the i-th image in the order of the names."""
     path = write_lmdb(tmp_path / "celeba.lmdb", diffae_items(6, (None,), 7, (178, 218)))
     write_celeba_list(tmp_path / place / "list_attr_celeba.txt", [f"{i + 1:06d}.jpg" for i in range(6)])
-    assert lmdbs.detect_diffae(path)
-    assert not celeba.detect(path)
+    assert lmdbs.detect_diffae(path) and not celeba.detect(path)
     source = lmdbs.open_diffae(path, ReadOptions())
     assert source.crop == "celeba"
     assert source.table["file"].to_pylist() == [f"None-{i:07d}" for i in range(6)]
@@ -264,8 +229,7 @@ def test_celeba_hq_matches_by_number(tmp_path: Path) -> None:
     source = lmdbs.open_diffae(path, ReadOptions(ignore=("Smiling",)))
     assert source.table.column_names == ["file", "Male"]
     assert source.table["Male"].to_pylist() == [int(order.index(i) < 5.5) for i in range(11)]
-    with pytest.raises(InputError, match=r"--ignore Mail: .* Did you mean 'Male'"):
-        lmdbs.open_diffae(path, ReadOptions(ignore=("Mail",)))
+    refused(lmdbs.open_diffae, path, r"--ignore Mail: .* Did you mean 'Male'", ignore=("Mail",))
 
 
 def test_a_list_of_another_set_is_not_used(tmp_path: Path) -> None:
@@ -282,8 +246,7 @@ def test_a_list_of_another_set_is_not_used(tmp_path: Path) -> None:
 def test_a_list_that_skips_an_image_is_refused(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path / "celebahq256.lmdb", diffae_items(2))
     write_celeba_list(tmp_path / "CelebAMask-HQ-attribute-anno.txt", ["0.jpg", "2.jpg"])
-    with pytest.raises(InputError, match="has no row for image 1 of the database"):
-        lmdbs.open_diffae(path, ReadOptions())
+    refused(lmdbs.open_diffae, path, "has no row for image 1 of the database")
 
 
 def test_wrong_length_is_tolerated_with_a_note(tmp_path: Path) -> None:
@@ -295,11 +258,9 @@ def test_wrong_length_is_tolerated_with_a_note(tmp_path: Path) -> None:
 
 def test_other_keys_are_refused(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path / "a.lmdb", diffae_items(1) | {b"0000001": b"x"})
-    with pytest.raises(InputError, match=r"has the key b'0000001'; .* keys such as 256-00000"):
-        lmdbs.open_diffae(path, ReadOptions())
+    refused(lmdbs.open_diffae, path, r"has the key b'0000001'; .* keys such as 256-00000")
     path = write_lmdb(tmp_path / "b.lmdb", {b"length": b"0"})
-    with pytest.raises(InputError, match="holds no images"):
-        lmdbs.open_diffae(path, ReadOptions())
+    refused(lmdbs.open_diffae, path, "holds no images")
 
 
 def test_whole_published_sets_get_their_official_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePath
 
 import pyarrow as pa
-import pyarrow.csv
 
 from diti.core.errors import InputError
-from diti.data.attributes import check_ignored, check_names, dataset_table, file_column, read_table
+from diti.data.attributes import check_ignored, dataset_table, file_column, read_rows, read_table
 from diti.data.source import ReadFiles, ReadOptions, Source
 
 ATTRIBUTES, PARTITION, IDENTITY = "list_attr_celeba", "list_eval_partition", "identity_CelebA"
@@ -73,11 +71,8 @@ def _locate(path: Path) -> tuple[Path, list[Path]]:
 
 def _image_folder(root: Path) -> Path | None:
     """The first known image folder below root, aligned images before the ones in the wild."""
-    for name in IMAGE_FOLDERS:
-        for base in (root, root / "Img"):
-            if (base / name).is_dir():
-                return _innermost(base / name)
-    return None
+    folders = (base / name for name in IMAGE_FOLDERS for base in (root, root / "Img"))
+    return next((_innermost(folder) for folder in folders if folder.is_dir()), None)
 
 
 def _innermost(folder: Path) -> Path:
@@ -88,12 +83,9 @@ def _innermost(folder: Path) -> Path:
 
 def find_list(roots: Sequence[Path], stem: str) -> Path | None:
     """A list file of CelebA by its name without ending, in any of some folders."""
-    for root in roots:
-        for folder in LIST_FOLDERS:
-            for suffix in LIST_SUFFIXES:
-                if (root / folder / f"{stem}{suffix}").is_file():
-                    return root / folder / f"{stem}{suffix}"
-    return None
+    places = (root / folder / stem for root in roots for folder in LIST_FOLDERS)
+    files = (place.with_name(stem + suffix) for place in places for suffix in LIST_SUFFIXES)
+    return next((file for file in files if file.is_file()), None)
 
 
 def read_attributes(path: Path) -> tuple[list[str], pa.Table, tuple[str, ...]]:
@@ -104,7 +96,8 @@ def read_attributes(path: Path) -> tuple[list[str], pa.Table, tuple[str, ...]]:
         return [str(name) for name in table[key].to_pylist()], table.drop_columns([key]), ()
     first, _, rest = _single_blanks(path.read_bytes()).partition(b"\n")
     header, _, rows = rest.partition(b"\n") if first.isdigit() else (first, b"", rest)
-    table = _parse_rows(rows, header.decode(errors="replace").split(), path)
+    names = ["file", *header.decode(errors="replace").split()]
+    table = read_rows(rows, names, " ", {"file": pa.string()}, path, "an attribute list in CelebA's format")
     notes: tuple[str, ...] = ()
     if first.isdigit() and int(first) != table.num_rows:
         notes = (f"{path.name} announces {int(first):,} images and lists {table.num_rows:,}",)
@@ -119,32 +112,22 @@ def _single_blanks(text: bytes) -> bytes:
     return text.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip()
 
 
-def _parse_rows(rows: bytes, names: list[str], path: Path) -> pa.Table:
-    check_names(["file", *names], path)
-    try:
-        return pyarrow.csv.read_csv(
-            io.BytesIO(rows),
-            read_options=pyarrow.csv.ReadOptions(column_names=["file", *names]),
-            parse_options=pyarrow.csv.ParseOptions(delimiter=" "),
-            convert_options=pyarrow.csv.ConvertOptions(column_types={"file": pa.string()}),
-        )
-    except pa.ArrowInvalid as error:
-        raise InputError(
-            f"{path} is not an attribute list in CelebA's format ({str(error).splitlines()[0]}); fetch it again"
-        ) from None
-
-
-def read_pairs(path: Path) -> dict[str, str]:
-    """A list of two columns, image and value: the partition or the identities."""
+def _values_of(names: Sequence[str], path: Path) -> list[str]:
+    """What a list of two columns, image and value, says about some images: the partition or the identities."""
     if path.suffix == ".csv":
-        table = read_table(path)
-        rows = [[str(v) for v in row.values()] for row in table.to_pylist()]
+        rows = [[str(v) for v in row.values()] for row in read_table(path).to_pylist()]
     else:
         rows = [line.split() for line in path.read_text(errors="replace").splitlines() if line.strip()]
     for number, row in enumerate(rows):
         if len(row) != 2:
             raise InputError(f"{path}: row {number + 1} has {len(row)} columns instead of 2; fetch it again")
-    return dict(rows)
+    values: dict[str, str] = dict(rows)
+    if lacking := [name for name in names if name not in values]:
+        raise InputError(
+            f"{path} has no row for {len(lacking):,} of {len(names):,} images (first: {lacking[0]}); "
+            "fetch it again, or remove it"
+        )
+    return [values[name] for name in names]
 
 
 def people_and_splits(
@@ -155,22 +138,12 @@ def people_and_splits(
     for column, stem in (("split", PARTITION), ("identity", IDENTITY)):
         path = find_list(roots, stem)
         if path is not None and column not in ignore:
-            labels[column] = _values_of(names, read_pairs(path), path)
+            labels[column] = _values_of(names, path)
     if "split" in labels:
         return labels, []
     key = "person" if "identity" in labels else "file name"
     where = f"not found in {roots[0]}" if find_list(roots, PARTITION) is None else "ignored"
     return labels, [f"{PARTITION}.txt was {where}: the images are split by a hash of the {key}"]
-
-
-def _values_of(names: Sequence[str], values: dict[str, str], path: Path) -> list[str]:
-    lacking = [name for name in names if name not in values]
-    if lacking:
-        raise InputError(
-            f"{path} has no row for {len(lacking):,} of {len(names):,} images (first: {lacking[0]}); "
-            "fetch it again, or remove it"
-        )
-    return [values[name] for name in names]
 
 
 def _match_disk(listed: Sequence[str], images: Path, list_path: Path) -> tuple[list[int], list[str], list[str]]:

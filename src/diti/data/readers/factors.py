@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import lru_cache
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from diti.core.errors import InputError
 from diti.data.attributes import Column, check_ignored, dataset_table
-from diti.data.source import Picture, Read, ReadOptions, Source
+from diti.data.source import Picture, Read, ReadOptions, Source, keep_latest, read_blocks
 
 SHAPES3D_FILES = ("*3dshapes*.h5", "*shapes3d*.h5")
 SHAPES3D_FACTORS = ("floor_hue", "wall_hue", "object_hue", "scale", "shape", "orientation")
@@ -73,6 +71,10 @@ def _matching(path: Path, patterns: Sequence[str]) -> list[Path]:
     return sorted(file for file in called if file.is_file())
 
 
+def _holds(path: Path, patterns: Sequence[str]) -> bool:
+    return bool(_matching(path, patterns))
+
+
 def _the_file(path: Path, patterns: Sequence[str]) -> Path:
     files = _matching(path, patterns)
     if len(files) != 1:
@@ -89,9 +91,7 @@ def _check_count(path: Path, images: int, rows: int) -> None:
 # ---- Shapes3D: one HDF5 file
 
 
-def detect_shapes3d(path: Path) -> bool:
-    """3dshapes.h5 or a folder that holds it."""
-    return bool(_matching(path, SHAPES3D_FILES))
+detect_shapes3d = partial(_holds, patterns=SHAPES3D_FILES)
 
 
 def open_shapes3d(path: Path, options: ReadOptions) -> Source:
@@ -106,14 +106,14 @@ def open_shapes3d(path: Path, options: ReadOptions) -> Source:
             labels = handle["labels"][:]
             images = handle["images"]
             # Compressed chunks usually span many images; reading less than one unpacks it repeatedly.
-            block = min(images.chunks[0] if images.chunks else ReadHdf5.block, 8192)
+            block = min(images.chunks[0] if images.chunks else 256, 8192)
             shape, kind = images.shape, images.dtype
     except (OSError, KeyError) as error:
         raise InputError(f"{file} is not Shapes3D with datasets images and labels: {error}") from None
     if len(shape) != 4 or shape[3] != 3 or kind != np.uint8:
         raise InputError(f"{file} holds {kind} images of shape {shape} instead of uint8 (N, H, W, 3)")
     _check_count(file, shape[0], len(labels))
-    return _source("shapes3d", path, SHAPES3D_FACTORS, labels, ReadHdf5(file, block), options)
+    return _source("shapes3d", path, SHAPES3D_FACTORS, labels, ReadHdf5(file, range(0, shape[0], block)), options)
 
 
 @dataclass(frozen=True)
@@ -121,26 +121,18 @@ class ReadHdf5:
     """`Read` in blocks of rows."""
 
     path: Path
-    block: int = 256  # rows
+    starts: range  # the first row of each block
 
     def __call__(self, rows: Sequence[int]) -> Iterator[Picture]:
-        for number, members in groupby(rows, key=lambda row: row // self.block):
-            local = [row % self.block for row in members]
-            try:
-                written = self.path.stat().st_mtime_ns
-                pixels = _hdf5_block(self.path, written, number * self.block, self.block)
-            except OSError as error:
-                yield from [error] * len(local)
-            else:
-                yield from pixels[local]
+        return read_blocks(rows, self.starts, self._block, OSError)
+
+    def _block(self, number: int, rows: list[int]) -> np.ndarray:
+        return _hdf5_block(self.path, self.starts[number], self.starts.step)[rows]
 
 
-@lru_cache(maxsize=1)
-def _hdf5_block(path: Path, written: int, start: int, count: int) -> np.ndarray:
-    """Some images (count, H, W, 3); the last ones are kept, because the next rows are mostly from them too.
-
-    `written` is the file's time of change, so that nothing from an older file is kept.
-    """
+@keep_latest
+def _hdf5_block(path: Path, start: int, count: int) -> np.ndarray:
+    """Some images (count, H, W, 3)."""
     import h5py
 
     with h5py.File(path, "r") as handle:
@@ -150,9 +142,8 @@ def _hdf5_block(path: Path, written: int, start: int, count: int) -> np.ndarray:
 # ---- dSprites and MPI3D: one NumPy archive
 
 
-def detect_dsprites(path: Path) -> bool:
-    """dsprites_ndarray_*.npz or a folder that holds it."""
-    return bool(_matching(path, DSPRITES_FILES))
+detect_dsprites = partial(_holds, patterns=DSPRITES_FILES)
+detect_mpi3d = partial(_holds, patterns=MPI3D_FILES)
 
 
 def open_dsprites(path: Path, options: ReadOptions) -> Source:
@@ -166,11 +157,6 @@ def open_dsprites(path: Path, options: ReadOptions) -> Source:
         raise InputError(f"{file} has no readable array 'latents_values' ({error}); fetch it again") from None
     _check_count(file, count, len(values))
     return _source("dsprites", path, DSPRITES_FACTORS, values, ReadNpz(file, "imgs", 2, 255), options)
-
-
-def detect_mpi3d(path: Path) -> bool:
-    """mpi3d_*.npz or a folder that holds it."""
-    return bool(_matching(path, MPI3D_FILES))
 
 
 def open_mpi3d(path: Path, options: ReadOptions, grids: Sequence[tuple[int, ...]] = MPI3D_GRIDS) -> Source:
@@ -213,20 +199,18 @@ class _ArrayStream:
         if in_columns or self.dtype.hasobject:
             raise ValueError(f"{array} must be an array of numbers in C order")
 
-    def read(self, first: int, count: int, dimensions: int) -> np.ndarray:
-        """Some rows of the array, seen as (N, ...) with that many dimensions after N; fewer if it ends early."""
+    def read(self, row: int, dimensions: int) -> np.ndarray:
+        """One row of the array, seen as (N, ...) with that many dimensions after N."""
         shape = self.shape[-dimensions:]
         size = math.prod(shape) * self.dtype.itemsize
-        self.stream.seek(self.start + first * size)
-        data = self.stream.read(count * size)
-        whole = len(data) // size
-        return np.frombuffer(data[: whole * size], self.dtype).reshape(whole, *shape)
+        self.stream.seek(self.start + row * size)
+        data = self.stream.read(size)
+        if len(data) < size:
+            raise EOFError("the archive ends early")
+        return np.frombuffer(data, self.dtype).reshape(shape)
 
 
-@lru_cache(maxsize=1)
-def _array_stream(path: Path, array: str, written: int, process: int) -> _ArrayStream:
-    """The open archive of this process; a forked one must not share the position in the file."""
-    return _ArrayStream(path, array)
+_array_stream = keep_latest(_ArrayStream)
 
 
 @dataclass(frozen=True)
@@ -239,38 +223,30 @@ class ReadNpz:
     scale: int = 1  # 255 for images of zeros and ones
 
     def __call__(self, rows: Sequence[int]) -> Iterator[Picture]:
-        for _, run in groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):  # rows without a gap
-            consecutive = [row for _, row in run]
+        for row in rows:
             try:
-                pixels = self._pixels(consecutive[0], len(consecutive))
+                pixels = _array_stream(self.path, self.array).read(row, self.dimensions) * np.uint8(self.scale)
+                yield pixels if self.dimensions == 3 else np.repeat(pixels[..., None], 3, axis=-1)
             except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-                yield from [error] * len(consecutive)
-            else:
-                yield from pixels
-                yield from [EOFError(f"{self.path.name} ends early")] * (len(consecutive) - len(pixels))
-
-    def _pixels(self, first: int, count: int) -> np.ndarray:
-        """(count, H, W, 3)"""
-        stream = _array_stream(self.path, self.array, self.path.stat().st_mtime_ns, os.getpid())
-        pixels = stream.read(first, count, self.dimensions) * np.uint8(self.scale)
-        return pixels if self.dimensions == 3 else np.repeat(pixels[..., None], 3, axis=-1)
+                yield error
 
 
 # ---- Cars3D: a folder of MATLAB files, one per car
 
 
+def _car_files(path: Path) -> list[Path]:
+    """car_*_mesh.mat in the folder itself, else in its cars or data/cars."""
+    folders = (folder for folder in (path, path / "cars", path / "data" / "cars") if folder.is_dir())
+    return next((files for folder in folders if (files := _matching(folder, CARS3D_FILES))), [])
+
+
 def detect_cars3d(path: Path) -> bool:
-    """The folder of car_*_mesh.mat, or one that holds it as cars or data/cars."""
-    return path.is_dir() and any(_matching(folder, CARS3D_FILES) for folder in _car_folders(path))
-
-
-def _car_folders(path: Path) -> list[Path]:
-    return [folder for folder in (path, path / "cars", path / "data" / "cars") if folder.is_dir()]
+    return bool(_car_files(path))
 
 
 def open_cars3d(path: Path, options: ReadOptions) -> Source:
     """Each file: `im` (H, W, 3, 24 azimuths, 4 elevations)."""
-    files = next((files for folder in _car_folders(path) if (files := _matching(folder, CARS3D_FILES))), None)
+    files = _car_files(path)
     if not files:
         raise InputError(f"{path} holds no cars; they are expected as {path / 'cars' / 'car_001_mesh.mat'}")
     import scipy.io
@@ -296,19 +272,15 @@ class ReadMat:
 
     def __call__(self, rows: Sequence[int]) -> Iterator[Picture]:
         per_car = math.prod(self.shape[3:])
-        for number, members in groupby(rows, key=lambda row: row // per_car):
-            local = [row % per_car for row in members]
-            try:
-                file = self.files[number]
-                views = _car(file, file.stat().st_mtime_ns, self.shape)
-            except Exception as error:  # scipy raises many kinds on broken files; one must not stop a run
-                yield from [error] * len(local)
-            else:
-                yield from views[local]
+        # scipy raises many kinds on broken files; one must not stop a run
+        return read_blocks(rows, range(0, per_car * len(self.files), per_car), self._views, Exception)
+
+    def _views(self, car: int, rows: list[int]) -> np.ndarray:
+        return _car(self.files[car], self.shape)[rows]
 
 
-@lru_cache(maxsize=1)
-def _car(path: Path, written: int, shape: tuple[int, ...]) -> np.ndarray:
+@keep_latest
+def _car(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """All views of one car, (azimuths * elevations, H, W, 3)."""
     import scipy.io
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-import pyarrow as pa
-
 from diti.data.readers import folder
 from diti.data.source import ReadOptions, Source
+from diti.data.split import set_split
 
 DESCRIPTION = "ffhq-dataset-v2.json"
 IMAGE_FOLDERS = ("images1024x1024", "thumbnails128x128", "in-the-wild-images")  # the first that exists is read
@@ -28,9 +27,7 @@ def detect(path: Path) -> bool:
 def open_source(path: Path, options: ReadOptions) -> Source:
     """All images, with FFHQ's own split."""
     source = folder.open_source(_image_folder(path), options)
-    table = source.table
-    if "split" not in table.column_names and (split := own_split(table["file"].to_pylist())):
-        table = table.add_column(1, "split", pa.array(split, pa.string()))
+    table = set_split(source.table, own_split(source.table["file"].to_pylist()))
     return replace(source, name="ffhq", title="", location=str(path), table=table)
 
 

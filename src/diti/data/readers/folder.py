@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-
-import pyarrow as pa
 
 from diti.core.errors import InputError
 from diti.data.attributes import TABLE_SUFFIXES, dataset_table, join_attributes, split_word
 from diti.data.decode import reads_heif
 from diti.data.source import ReadFiles, ReadOptions, Source
+from diti.data.split import set_split
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
@@ -33,46 +31,30 @@ def detect(path: Path) -> bool:
 
 def open_source(path: Path, options: ReadOptions) -> Source:
     """All images below a folder, in the order of their names."""
-    found = find_images(path)
+    images, left_out = find_images(path)
     table_path = options.attributes or _table_beside(path)
-    if table_path is None:
-        return _without_table(path, found, options)
-    kept, table, notes = join_attributes(
-        found.images, table_path, ignore=options.ignore, only_labelled=options.only_labelled
-    )
-    files = [found.images[row] for row in kept]
-    if "split" not in table.column_names and (split := folder_split(files)):
-        table = table.add_column(1, "split", pa.array(split, pa.string()))
-    return _source(path, files, table, found, notes)
-
-
-def _without_table(path: Path, found: Found, options: ReadOptions) -> Source:
-    if options.ignore or options.only_labelled:
+    notes: tuple[str, ...] = ()
+    if table_path is not None:
+        kept, table, notes = join_attributes(
+            images, table_path, ignore=options.ignore, only_labelled=options.only_labelled
+        )
+        images = [images[row] for row in kept]
+    elif options.ignore or options.only_labelled:
         raise InputError(
             f"--ignore and --only-labelled need a table of attributes and {path} has none; add --attributes FILE"
         )
-    return _source(path, found.images, dataset_table(found.images, split=folder_split(found.images)), found)
-
-
-def _source(path: Path, files: list[str], table: pa.Table, found: Found, notes: tuple[str, ...] = ()) -> Source:
+    else:
+        table = dataset_table(images)
+    table = set_split(table, folder_split(images))
     title = path.resolve().name.encode(errors="backslashreplace").decode()  # a name on disk may be any bytes
-    return Source(
-        "folder", str(path), table, ReadFiles(path, files), notes=notes, title=title, left_out=found.left_out
-    )
+    return Source("folder", str(path), table, ReadFiles(path, images), notes=notes, title=title, left_out=left_out)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a folder holds, at any depth."""
+def find_images(root: Path) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+    """All image files below root, relative and sorted; and those of a kind that cannot be read, and why.
 
-    images: list[str]  # relative, with forward slashes, sorted
-    left_out: tuple[tuple[str, str], ...]  # images of a kind that cannot be read, sorted, and why
-
-
-def find_images(root: Path) -> Found:
-    """All image files below root; hidden ones left out.
-
-    Links are followed, but each file is listed once: under its own name where that is below root.
+    Hidden ones are left out. Links are followed, but each file is listed once: under its own name where that is
+    below root.
     """
     named: dict[str, str] = {}  # the real path of a file → the path under which it is listed
     linked: dict[str, str] = {}
@@ -93,7 +75,7 @@ def find_images(root: Path) -> Found:
         held = f"it holds {', '.join(sorted(other)[:2])}" if other else "it is empty"
         reason = f"; {next(iter(sorted(unreadable.items())))[1]}" if unreadable else ""
         raise InputError(f"{root} holds no images ({held}{reason}); known endings: {' '.join(IMAGE_SUFFIXES)}")
-    return Found(sorted(images), tuple(sorted(unreadable.items())))
+    return sorted(images), tuple(sorted(unreadable.items()))
 
 
 def _is_image(path: str) -> bool:
@@ -128,11 +110,8 @@ def _folders(root: Path) -> Iterator[tuple[Path, list[os.DirEntry[str]]]]:
 
 def _table_beside(root: Path) -> Path | None:
     """attributes.csv and the like in the folder itself."""
-    for stem in TABLE_STEMS:
-        for suffix in TABLE_SUFFIXES:
-            if (root / f"{stem}{suffix}").is_file():
-                return root / f"{stem}{suffix}"
-    return None
+    files = (root / f"{stem}{suffix}" for stem in TABLE_STEMS for suffix in TABLE_SUFFIXES)
+    return next((file for file in files if file.is_file()), None)
 
 
 def folder_split(files: list[str]) -> list[str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -12,10 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.csv
 
 from diti.core.errors import InputError
-from diti.data.attributes import check_ignored, check_names, dataset_table
+from diti.data.attributes import check_ignored, dataset_table, read_rows
 from diti.data.source import ReadFiles, ReadOptions, Source
 from diti.data.split import VALID_SHARE, split_by_hash
 
@@ -58,13 +56,13 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     check_ignored(options.ignore, [*attributes, "split", "identity"], scores_path or images)
     people = [photo.person for photo in photos]
     split, split_notes = _split(people, roots, options.ignore)
+    files = [photo.file for photo in photos]
     table = dataset_table(
-        [photo.file for photo in photos],
+        files,
         split=split,
         identity=None if "identity" in options.ignore else people,
         attributes={name: attributes[name] for name in attributes if name not in options.ignore},
     )
-    files = tuple(photo.file for photo in photos)
     return Source("lfw", str(path), table, ReadFiles(images, files), "lfw", (*notes, *split_notes))
 
 
@@ -137,20 +135,9 @@ def read_scores(path: Path) -> pa.Table:
     names = [name.strip() for name in header if name.strip()]
     if names[:2] != ["person", "imagenum"]:
         raise InputError(f"{path} does not name the columns person and imagenum in a line with #; fetch it again")
-    check_names(names, path)
-    try:
-        return pyarrow.csv.read_csv(
-            io.BytesIO("\n".join(lines[len(comments) :]).encode()),
-            read_options=pyarrow.csv.ReadOptions(column_names=names),
-            parse_options=pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types={"person": pa.string(), "imagenum": pa.int64()}
-            ),
-        )
-    except pa.ArrowInvalid as error:
-        raise InputError(
-            f"{path} is not in the format of LFW's attributes ({str(error).splitlines()[0]}); fetch it again"
-        ) from None
+    rows = "\n".join(lines[len(comments) :]).encode()
+    types = {"person": pa.string(), "imagenum": pa.int64()}
+    return read_rows(rows, names, "\t", types, path, "in the format of LFW's attributes")
 
 
 def _join_scores(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -15,17 +14,14 @@ import pyarrow as pa
 from diti.core.errors import InputError
 from diti.data.attributes import check_ignored, dataset_table
 from diti.data.readers import celeba
-from diti.data.source import Picture, ReadOptions, Source
+from diti.data.source import Picture, ReadOptions, Source, read_blocks
 
 DATA = "data.mdb"
 LENGTH = b"length"  # Diff-AE's databases say how many images they hold; LSUN's have no such key
 STRIDE = 512  # one key in this many is kept, to find the others from
 CELEBA_HQ = "CelebAMask-HQ-attribute-anno.txt"
 # Sets that are known by their number of images and published in the order train, valid, test.
-PUBLISHED = {
-    202_599: ("CelebA", (162_770, 19_867, 19_962)),
-    70_000: ("FFHQ", (60_000, 10_000, 0)),
-}
+PUBLISHED = {202_599: ("CelebA", (162_770, 19_867, 19_962)), 70_000: ("FFHQ", (60_000, 10_000, 0))}
 
 
 @contextmanager
@@ -88,13 +84,8 @@ class ReadLmdb:
     ranges: tuple[KeyRange, ...]
 
     def __call__(self, rows: Sequence[int]) -> Iterator[Picture]:
-        starts = [sum(r.count for r in self.ranges[:i]) for i in range(len(self.ranges))]
-        for number, group in groupby(rows, key=lambda row: bisect_right(starts, row) - 1):
-            local = [row - starts[number] for row in group]
-            try:
-                yield from self.ranges[number].values(local)
-            except InputError as error:
-                yield from [error] * len(local)
+        starts = [0, *accumulate(r.count for r in self.ranges)]
+        return read_blocks(rows, starts, lambda number, local: self.ranges[number].values(local), InputError)
 
 
 def detect_lsun(path: Path) -> bool:
@@ -169,7 +160,9 @@ def open_diffae(path: Path, options: ReadOptions) -> Source:
     by_size = keys_by_size([key for key in _all_keys(path) if key != LENGTH], path)
     size = best_size(by_size, options.size)
     keys = by_size[size]
-    notes = _check_length(path, len(keys))
+    with _cursor(path) as cursor:
+        said = cursor.get(LENGTH, b"").decode(errors="replace") or "no"
+    notes = [] if said == str(len(keys)) else [f"{path.name} announces {said} images and holds {len(keys):,}"]
     indices = [int(key.rpartition(b"-")[2]) for key in keys]
     labels, attributes, label_notes = _labels(indices, path.absolute(), options.ignore)
     table = dataset_table([_name(key) for key in keys], **labels, attributes=attributes)
@@ -201,12 +194,6 @@ def best_size(sizes: Collection[int | None], wanted: int | None) -> int | None:
     return None if None in sizes else max(numbers)
 
 
-def _check_length(path: Path, count: int) -> list[str]:
-    with _cursor(path) as cursor:
-        said = cursor.get(LENGTH, b"").decode(errors="replace") or "no"
-    return [] if said == str(count) else [f"{path.name} announces {said} images and holds {count:,}"]
-
-
 def _labels(
     indices: Sequence[int], path: Path, ignore: Collection[str]
 ) -> tuple[dict[str, list[str]], dict[str, pa.ChunkedArray], list[str]]:
@@ -214,7 +201,8 @@ def _labels(
     roots = [path, path.parent, path.parent / "celeba_anno"]
     labels, notes = _published_split(indices, ignore)
     unused = []
-    for list_path in _attribute_lists(roots):
+    lists = (celeba.find_list(roots, celeba.ATTRIBUTES), *(root / CELEBA_HQ for root in roots))
+    for list_path in (found for found in lists if found is not None and found.is_file()):
         names, columns, list_notes = celeba.read_attributes(list_path)
         if len(names) != len(indices):
             unused.append(f"{list_path} lists {len(names):,} images, not {len(indices):,}: it was not used")
@@ -230,12 +218,6 @@ def _labels(
         return labels, attributes, [*list_notes, *notes]
     check_ignored(ignore, ["split"], path)
     return labels, {}, [*notes, *unused]
-
-
-def _attribute_lists(roots: Sequence[Path]) -> list[Path]:
-    celeba_list = celeba.find_list(roots, celeba.ATTRIBUTES)
-    hq_list = next((root / CELEBA_HQ for root in roots if (root / CELEBA_HQ).is_file()), None)
-    return [path for path in (celeba_list, hq_list) if path is not None]
 
 
 def _rows_of(indices: Sequence[int], names: Sequence[str], list_path: Path) -> list[int]:

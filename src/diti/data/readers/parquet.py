@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +15,7 @@ import pyarrow.parquet as pq
 
 from diti.core.errors import InputError
 from diti.data.attributes import check_ignored, check_names, split_word, table_from_columns
-from diti.data.source import Picture, ReadOptions, Source
+from diti.data.source import Picture, ReadOptions, Source, keep_latest, read_blocks
 
 IMAGE = "image"
 
@@ -182,30 +180,20 @@ class ReadParquet:
     image: str
 
     def __call__(self, rows: Sequence[int]) -> Iterator[Picture]:
-        groups = [(s.path, g, size) for s in self.shards for g, size in enumerate(s.group_sizes)]
-        starts = [0]
-        for *_, size in groups:
-            starts.append(starts[-1] + size)
-        for number, members in groupby(rows, key=lambda row: bisect_right(starts, row) - 1):
-            path, group, _ = groups[number]
-            yield from self._pictures(path, group, [row - starts[number] for row in members])
+        groups = [(s.path, g) for s in self.shards for g in range(len(s.group_sizes))]
+        starts = [0, *accumulate(size for s in self.shards for size in s.group_sizes)]
 
-    def _pictures(self, path: Path, group: int, rows: list[int]) -> Iterator[Picture]:
-        try:
-            values = _row_group(path, path.stat().st_mtime_ns, group, self.image)
-        except (pa.ArrowException, OSError) as error:
-            yield from [error] * len(rows)
-            return
-        for row in rows:
-            yield _picture(values[row].as_py(), path)
+        def pictures(number: int, local: list[int]) -> list[Picture]:
+            path, group = groups[number]
+            values = _row_group(path, group, self.image)
+            return [_picture(values[row].as_py(), path) for row in local]
+
+        return read_blocks(rows, starts, pictures, (pa.ArrowException, OSError))
 
 
-@lru_cache(maxsize=1)
-def _row_group(path: Path, written: int, group: int, column: str) -> pa.ChunkedArray:
-    """The images of one row group; the last one is kept, because the next rows are mostly from it too.
-
-    `written` is the file's time of change, so that nothing from an older file is kept.
-    """
+@keep_latest
+def _row_group(path: Path, group: int, column: str) -> pa.ChunkedArray:
+    """The images of one row group."""
     with pq.ParquetFile(path.absolute()) as parquet:
         # No threads of pyarrow: this runs in forked processes.
         return parquet.read_row_group(group, columns=[column], use_threads=False)[column]

@@ -31,10 +31,8 @@ def open_source(location: str, options: ReadOptions) -> Source:
         raise InputError(f"{location} can be drawn at any size and none is given; add size=32, or --size 32")
     check_size(options.size)
     factors = sample(count, SEED)
-    table = dataset_table(
-        [f"face-{index:07d}" for index in range(count)],
-        attributes={a.name: factors[a.name] for a in ATTRIBUTES},
-    )
+    names = [f"face-{index:07d}" for index in range(count)]
+    table = dataset_table(names, attributes={a.name: factors[a.name] for a in ATTRIBUTES})
     return Source("toyfaces", location, table, ReadToyFaces(options.size))
 
 
