@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from diffusers.models.attention_processor import Attention
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
-from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.unets.unet_2d import UNet2DModel
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor, nn
@@ -166,7 +165,8 @@ def build_backbone(config: BackboneConfig, seed: int) -> Backbone:
     wrapping = Wrapping(unshuffle=config.unshuffle)
     scheduler = _new_scheduler(config)
     unet = assemble_unet(unet_config(config), wrapping, seed)
-    _zero_last_layers(unet)
+    zero_block_ends(unet)
+    zero(unet.conv_out)
     return Backbone(unet, scheduler, wrapping)
 
 
@@ -237,17 +237,19 @@ def _new_scheduler(config: BackboneConfig) -> DDPMScheduler:
     )
 
 
-def _zero_last_layers(unet: UNet2DModel) -> None:
-    """Start as the identity: the last layer of each residual and attention block and the output are zero."""
-    last: list[nn.Module] = [unet.conv_out]
-    for module in unet.modules():
-        if isinstance(module, ResnetBlock2D):
-            last.append(module.conv2)
-        elif isinstance(module, Attention):
-            last.append(module.to_out[0])
-    for layer in last:
-        for parameter in layer.parameters():
-            nn.init.zeros_(parameter)
+def zero_block_ends(module: nn.Module) -> None:
+    """The last layer of each residual block, modulated or not, and each attention: they start as the identity."""
+    for child in module.modules():
+        if isinstance(child, Attention):
+            zero(child.to_out[0])
+        elif hasattr(child, "conv2"):
+            zero(child.get_submodule("conv2"))
+
+
+def zero(layer: nn.Module) -> None:
+    """All its weights."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
 
 
 def assemble_unet(config: Mapping[str, Any], wrapping: Wrapping, seed: int = 0) -> UNet2DModel:

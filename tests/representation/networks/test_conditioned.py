@@ -16,7 +16,8 @@ from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
-from diti.representation.networks.conditioned import ConditionedUNet, ScaleResnet, load_conditioned
+from diti.representation.networks.conditioned import ConditionedUNet, load_conditioned
+from diti.representation.networks.modulated import ModulatedResnet
 
 KINDS = {
     "scale and shift": {},
@@ -39,8 +40,9 @@ def trained(network: ConditionedUNet) -> ConditionedUNet:
     return network.eval()
 
 
-def z_layers(network: ConditionedUNet) -> dict[str, ScaleResnet]:
-    return {name: module for name, module in network.net.unet.named_modules() if isinstance(module, ScaleResnet)}
+def z_layers(network: ConditionedUNet) -> dict[str, ModulatedResnet]:
+    modules = network.net.unet.named_modules()
+    return {name: module for name, module in modules if isinstance(module, ModulatedResnet)}
 
 
 # ---- The residual block -----------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ def test_the_block_is_adagn_with_t_first_and_z_second(kind, way):
     for norm in (stock.norm1, stock.norm2):
         torch.nn.init.normal_(norm.weight)
         torch.nn.init.normal_(norm.bias)
-    block = ScaleResnet(stock, width=5, dims=3)
+    block = ModulatedResnet(stock, 5, 3, shifts=False)
     x, emb_t, z = torch.randn(2, 8, 4, 4), torch.randn(2, 5), torch.randn(2, 3)
     with torch.no_grad():
         h = stock.conv1(resampled(F.silu(group_norm(x, 4, stock.norm1)), way))

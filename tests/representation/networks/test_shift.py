@@ -22,7 +22,8 @@ from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import gather, lambda_eps, reconstruction_loss_eps, w_eps, x0_from_eps
 from diti.representation.networks.linear import LinearPart
-from diti.representation.networks.shift import Prediction, ShiftDecoder, ShiftResnet, load_decoder, weighted_loss
+from diti.representation.networks.modulated import ModulatedResnet
+from diti.representation.networks.shift import Prediction, ShiftDecoder, load_decoder, weighted_loss
 
 
 def batch(size: int = 16, dims: int = 6, count: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +82,7 @@ def test_eps_is_the_backbone_s(prediction, sigma, unshuffle):
     with torch.no_grad():
         eps, _, g = decoder(x, t, z)
         torch.testing.assert_close(eps, frozen.eps(x, t), atol=1e-5, rtol=1e-5)
-        assert torch.equal(decoder.eps_frozen(x, t), frozen.eps(x, t))
+        assert torch.equal(decoder.backbone.eps(x, t), frozen.eps(x, t))
     assert g.shape == x.shape
     assert g.std() > 0.05
     assert decoder.path.conv_out.out_channels == channels
@@ -137,7 +138,7 @@ def test_a_residual_block_is_modulated_by_t_then_by_z(kind, up):
         in_channels=8, out_channels=16, temb_channels=5, groups=4, time_embedding_norm=kind, up=up,
         output_scale_factor=1.5,
     )  # fmt: skip
-    block = ShiftResnet(stock, width=5)
+    block = ModulatedResnet(stock, 5, 5, shifts=True)
     torch.nn.init.normal_(block.z_proj.weight)
     torch.nn.init.normal_(block.z_proj.bias)
     x, emb_t, emb_z = torch.randn(2, 8, 4, 4), torch.randn(2, 5), torch.randn(2, 5)
@@ -307,13 +308,13 @@ def test_without_g_any_unet_will_do():
     )  # fmt: skip
     decoder = ShiftDecoder(Backbone(skips, DDPMScheduler()), dims=6, start="none", linear=linear_part()).eval()
     x, t, z = batch()
-    assert torch.equal(decoder(x, t, z).eps_theta, decoder.eps_frozen(x, t))
+    assert torch.equal(decoder(x, t, z).eps_theta, decoder.backbone.eps(x, t))
 
 
 def test_a_zero_linear_part_is_the_frozen_model():
     decoder = ShiftDecoder(backbone(), dims=6, start="none", linear=LinearPart(16, 5, 6, 3)).eval()
     x, t, z = batch()
-    assert torch.equal(decoder(x, t, z).eps(w(decoder, x, t)), decoder.eps_frozen(x, t))
+    assert torch.equal(decoder(x, t, z).eps(w(decoder, x, t)), decoder.backbone.eps(x, t))
 
 
 @pytest.mark.parametrize("start", ["copy", "random"])

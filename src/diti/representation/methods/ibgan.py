@@ -49,7 +49,6 @@ from diti.representation.networks.adversarial import (
     generator_from_description,
     look,
     new_discriminator,
-    new_generator,
     score_as_given,
 )
 from diti.representation.networks.encoder import Encoder, build_encoder
@@ -208,8 +207,14 @@ class IBGANMethod(Method):
 
 def generator_for(config: TrainConfig, size: int) -> Generator:
     """The generator of these settings, for images of that side, px."""
-    dims, gan = config.code.code_dim, config.gan
-    return new_generator(size, dims, gan.bottleneck_dim, gan.generator_channels, config.training.seed)
+    description = {
+        "kind": "ibgan",
+        "size": size,
+        "dims": config.code.code_dim,
+        "bottleneck": config.gan.bottleneck_dim,
+        "channels": config.gan.generator_channels,
+    }
+    return generator_from_description(description, config.training.seed)
 
 
 @torch.no_grad()
