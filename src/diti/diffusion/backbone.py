@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from diti.config import BackboneConfig
-from diti.core.errors import InputError, nearest
+from diti.core.errors import InputError
 from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path, write_json
 from diti.diffusion.files import (
@@ -45,6 +45,7 @@ from diti.diffusion.schedule import (
     Schedule,
     eps_from_output,
     gather,
+    require_one_of,
     x0_from_output,
 )
 
@@ -81,7 +82,8 @@ class Backbone(nn.Module):
         self.scheduler = scheduler
         self.wrapping = wrapping or Wrapping()
         self.schedule = Schedule.from_scheduler(scheduler)
-        self.prediction_type = _prediction_type(scheduler)
+        kind = scheduler.config.get("prediction_type", "epsilon")
+        self.prediction_type = require_one_of("the scheduler's prediction_type", kind, PREDICTION_TYPES)
         self.channels = IMAGE_CHANNELS
 
     def __repr__(self) -> str:
@@ -223,17 +225,10 @@ def _norm_groups(channels: Sequence[int]) -> int:
 
 
 def _new_scheduler(config: BackboneConfig) -> DDPMScheduler:
-    if config.beta_schedule not in BETA_SCHEDULES:
-        hint = nearest(config.beta_schedule, BETA_SCHEDULES)
-        allowed = ", ".join(BETA_SCHEDULES)
-        raise InputError(f"--beta-schedule is {config.beta_schedule!r}; allowed: {allowed}.{hint}")
-    if config.prediction not in PREDICTION_TYPES:
-        hint = nearest(config.prediction, PREDICTION_TYPES)
-        raise InputError(f"--prediction is {config.prediction!r}; allowed: {', '.join(PREDICTION_TYPES)}.{hint}")
     return DDPMScheduler(
         num_train_timesteps=config.timesteps,
-        beta_schedule=config.beta_schedule,
-        prediction_type=config.prediction,
+        beta_schedule=require_one_of("--beta-schedule", config.beta_schedule, BETA_SCHEDULES),
+        prediction_type=require_one_of("--prediction", config.prediction, PREDICTION_TYPES),
     )
 
 
@@ -373,16 +368,6 @@ def _check_channels(config: Mapping[str, Any], wrapping: Wrapping) -> None:
         raise InputError(
             f"the network gives {out} channels; a backbone gives {given}, or {2 * given} if it learns sigma"
         )
-
-
-def _prediction_type(scheduler: Any) -> str:
-    kind = scheduler.config.get("prediction_type", "epsilon")
-    if kind not in PREDICTION_TYPES:
-        raise InputError(
-            f"the scheduler's prediction_type is {kind!r}; allowed: {', '.join(PREDICTION_TYPES)}"
-            f".{nearest(str(kind), PREDICTION_TYPES)}"
-        )
-    return str(kind)
 
 
 # ---- Load -------------------------------------------------------------------------------------------------

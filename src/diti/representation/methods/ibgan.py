@@ -145,7 +145,6 @@ class IBGANMethod(Method):
     uses = ("gan",)
 
     def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> InformationBottleneckGAN:
-        """Networks and loss, before the first step."""
         if len(dataset.rows("train")) < 2:
             raise InputError(
                 f"{dataset.path} has 1 training image, and a generator could only ever draw that one; give more"
@@ -162,7 +161,6 @@ class IBGANMethod(Method):
         )
 
     def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
-        """InputError where a network cannot be built."""
         generator_for(config, build_encoder(config.code, backbone, seed=0).size)
 
     def evaluate(self, objective: InformationBottleneckGAN, dataset: Dataset) -> dict[str, Any]:

@@ -126,13 +126,11 @@ class TCVAEMethod(Method):
     uses = ("vae",)
 
     def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> TotalCorrelationVAE:
-        """Networks and loss, before the first step."""
         encoder = new_encoder(config, backbone, dataset)
         decoder = VAEDecoder(encoder.size, encoder.dims, seed=config.training.seed)
         return TotalCorrelationVAE(encoder, decoder, config.vae, encoder_rate(config))
 
     def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
-        """InputError where a network cannot be built."""
         encoder = build_encoder(config.code, backbone, seed=0)
         VAEDecoder(encoder.size, encoder.dims)
 
