@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from diffusers import (
-    DDPMScheduler,
-)
+from diffusers import DDPMScheduler
 from diffusers.models.attention_processor import Attention
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

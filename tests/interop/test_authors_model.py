@@ -62,7 +62,7 @@ def test_networks_of_the_fixture(model, expected):
             close(eps, expected[f"eps{name}"])
             close(g, expected[f"gradient{name}"])
         close(partition.mask(z, t), expected["z_masked"])
-        close(decoder.eps_frozen(x_t, t), expected["eps_frozen"])
+        close(decoder.backbone.eps(x_t, t), expected["eps_frozen"])
     assert (facts.step, facts.averaged, facts.partition, facts.unused) == (7, True, None, ())
     assert not encoder.training and not decoder.training
     assert json.loads(json.dumps(encoder.description))["size"] == 64

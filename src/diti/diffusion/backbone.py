@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from diffusers.models.attention_processor import Attention
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
-from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.unets.unet_2d import UNet2DModel
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from diti.config import BackboneConfig
-from diti.core.errors import InputError, nearest
+from diti.core.errors import InputError
 from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path, write_json
 from diti.diffusion.files import (
@@ -46,6 +45,7 @@ from diti.diffusion.schedule import (
     Schedule,
     eps_from_output,
     gather,
+    require_one_of,
     x0_from_output,
 )
 
@@ -82,7 +82,8 @@ class Backbone(nn.Module):
         self.scheduler = scheduler
         self.wrapping = wrapping or Wrapping()
         self.schedule = Schedule.from_scheduler(scheduler)
-        self.prediction_type = _prediction_type(scheduler)
+        kind = scheduler.config.get("prediction_type", "epsilon")
+        self.prediction_type = require_one_of("the scheduler's prediction_type", kind, PREDICTION_TYPES)
         self.channels = IMAGE_CHANNELS
 
     def __repr__(self) -> str:
@@ -166,7 +167,8 @@ def build_backbone(config: BackboneConfig, seed: int) -> Backbone:
     wrapping = Wrapping(unshuffle=config.unshuffle)
     scheduler = _new_scheduler(config)
     unet = assemble_unet(unet_config(config), wrapping, seed)
-    _zero_last_layers(unet)
+    zero_block_ends(unet)
+    zero(unet.conv_out)
     return Backbone(unet, scheduler, wrapping)
 
 
@@ -223,31 +225,26 @@ def _norm_groups(channels: Sequence[int]) -> int:
 
 
 def _new_scheduler(config: BackboneConfig) -> DDPMScheduler:
-    if config.beta_schedule not in BETA_SCHEDULES:
-        hint = nearest(config.beta_schedule, BETA_SCHEDULES)
-        allowed = ", ".join(BETA_SCHEDULES)
-        raise InputError(f"--beta-schedule is {config.beta_schedule!r}; allowed: {allowed}.{hint}")
-    if config.prediction not in PREDICTION_TYPES:
-        hint = nearest(config.prediction, PREDICTION_TYPES)
-        raise InputError(f"--prediction is {config.prediction!r}; allowed: {', '.join(PREDICTION_TYPES)}.{hint}")
     return DDPMScheduler(
         num_train_timesteps=config.timesteps,
-        beta_schedule=config.beta_schedule,
-        prediction_type=config.prediction,
+        beta_schedule=require_one_of("--beta-schedule", config.beta_schedule, BETA_SCHEDULES),
+        prediction_type=require_one_of("--prediction", config.prediction, PREDICTION_TYPES),
     )
 
 
-def _zero_last_layers(unet: UNet2DModel) -> None:
-    """Start as the identity: the last layer of each residual and attention block and the output are zero."""
-    last: list[nn.Module] = [unet.conv_out]
-    for module in unet.modules():
-        if isinstance(module, ResnetBlock2D):
-            last.append(module.conv2)
-        elif isinstance(module, Attention):
-            last.append(module.to_out[0])
-    for layer in last:
-        for parameter in layer.parameters():
-            nn.init.zeros_(parameter)
+def zero_block_ends(module: nn.Module) -> None:
+    """The last layer of each residual block, modulated or not, and each attention: they start as the identity."""
+    for child in module.modules():
+        if isinstance(child, Attention):
+            zero(child.to_out[0])
+        elif hasattr(child, "conv2"):
+            zero(child.get_submodule("conv2"))
+
+
+def zero(layer: nn.Module) -> None:
+    """All its weights."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
 
 
 def assemble_unet(config: Mapping[str, Any], wrapping: Wrapping, seed: int = 0) -> UNet2DModel:
@@ -371,16 +368,6 @@ def _check_channels(config: Mapping[str, Any], wrapping: Wrapping) -> None:
         raise InputError(
             f"the network gives {out} channels; a backbone gives {given}, or {2 * given} if it learns sigma"
         )
-
-
-def _prediction_type(scheduler: Any) -> str:
-    kind = scheduler.config.get("prediction_type", "epsilon")
-    if kind not in PREDICTION_TYPES:
-        raise InputError(
-            f"the scheduler's prediction_type is {kind!r}; allowed: {', '.join(PREDICTION_TYPES)}"
-            f".{nearest(str(kind), PREDICTION_TYPES)}"
-        )
-    return str(kind)
 
 
 # ---- Load -------------------------------------------------------------------------------------------------

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diti.core.errors import InputError, nearest
+from diti.core.errors import InputError
 from diti.diffusion.schedule import (
     Schedule,
     eps_from_x0,
     posterior_mean_x0,
     posterior_variance,
     q_sample,
+    require_one_of,
     x0_from_eps,
 )
 
@@ -70,9 +71,7 @@ def _usable(schedule: Schedule) -> int:
 def time_scale(schedule: Schedule, spacing: str = "mixed") -> np.ndarray:
     """Position of each usable time-step on the axis that is divided evenly, rising from 0 to 1."""
     last = _usable(schedule) - 1
-    if spacing not in SPACINGS:
-        hint = nearest(spacing, SPACINGS)
-        raise InputError(f"spacing is {spacing!r}; allowed: {', '.join(SPACINGS)}.{hint}")
+    require_one_of("spacing", spacing, SPACINGS)
     if last == 0:
         return np.zeros(1)
     time = np.linspace(0, 1, last + 1)

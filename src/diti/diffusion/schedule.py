@@ -94,6 +94,13 @@ class Schedule:
         return torch.cat([self.alpha_bar.new_ones(1), self.alpha_bar[:-1]])
 
 
+def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """The value; InputError where it is none of those that are allowed."""
+    if value not in allowed:
+        raise InputError(f"{name} is {value!r}; allowed: {', '.join(allowed)}.{nearest(str(value), allowed)}")
+    return str(value)
+
+
 def _positive(timesteps: int) -> int:
     if timesteps < 1:
         raise InputError(f"timesteps is {timesteps}; a schedule needs at least 1 step")
@@ -245,13 +252,8 @@ def eps_from_output(output: Tensor, x_t: Tensor, abar_t: Tensor, prediction_type
     """The noise that a network's output implies, by the scheduler's `prediction_type`."""
     if prediction_type == "epsilon":
         return output
-    elif prediction_type == "sample":
-        return eps_from_x0(output, x_t, abar_t)
-    elif prediction_type == "v_prediction":
-        return eps_from_v(output, x_t, abar_t)
-    allowed = ", ".join(PREDICTION_TYPES)
-    hint = nearest(str(prediction_type), PREDICTION_TYPES)
-    raise InputError(f"prediction_type is {prediction_type!r}; allowed: {allowed}.{hint}")
+    require_one_of("prediction_type", prediction_type, PREDICTION_TYPES)
+    return (eps_from_x0 if prediction_type == "sample" else eps_from_v)(output, x_t, abar_t)
 
 
 def x0_from_output(output: Tensor, x_t: Tensor, abar_t: Tensor, prediction_type: str) -> Tensor:

@@ -142,16 +142,11 @@ def decoding_methods() -> list[str]:
 
 def fitted(settings: TrainConfig, method: str) -> TrainConfig:
     """The settings for that method, with its own ones at their defaults unless they are already there."""
-    kind = _own_settings(method)
+    kind = Settings  # those of the package's methods stand in TrainConfig, so that help can tell them
+    if (method not in METHODS or not isinstance(METHODS[method].where, str)) and (found := look_up(method)):
+        kind = found.Settings
     own = settings.own if type(settings.own) is kind else kind()
     return dataclasses.replace(settings, method=method, own=own)
-
-
-def _own_settings(method: str) -> type[Settings]:
-    """Those of the package's methods stand in TrainConfig, so that help can tell them."""
-    if method in METHODS and isinstance(METHODS[method].where, str):
-        return Settings
-    return found.Settings if (found := look_up(method)) else Settings
 
 
 config.FITTED_BY.append(fitted)

@@ -24,13 +24,7 @@ from diti.diffusion.schedule import Schedule, dm_loss_eps, gather, q_sample
 from diti.representation.features import encode_dataset
 from diti.representation.models.latent import encoder_file_hash
 from diti.representation.models.loading import load_with_decoder
-from diti.representation.networks.latent import (
-    FOLDER,
-    Latent,
-    LatentShape,
-    default_shape,
-    new_latent,
-)
+from diti.representation.networks.latent import FOLDER, Latent, LatentShape, default_shape, new_latent
 
 CODES_SEEN = 600_000  # about three minutes on two cores at D = 128
 VALIDATION_DRAWS = 8_192  # (code, time-step, noise) triples of the validation loss

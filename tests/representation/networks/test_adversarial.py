@@ -12,12 +12,12 @@ from diti.representation.networks.adversarial import (
     group_spread,
     look,
     new_discriminator,
-    new_generator,
     score_as_given,
 )
 from diti.representation.networks.encoder import build_encoder
 
 IMAGES = torch.randn(8, 3, 16, 16, generator=torch_generator(0, "images")).clamp(-1, 1)
+DESCRIPTION = {"kind": "ibgan", "size": 16, "dims": 12, "bottleneck": 7, "channels": (16, 8)}
 RESIDUAL = EncoderConfig(encoder="residual", code_dim=12, encoder_channels=(8, 16))
 
 
@@ -27,7 +27,7 @@ def normal(*shape):
 
 @pytest.fixture
 def generator():
-    return new_generator(16, 12, 7, (16, 8), seed=0)
+    return generator_from_description(DESCRIPTION)
 
 
 @pytest.fixture(params=["backbone", "residual"])
@@ -49,7 +49,7 @@ def test_the_image_is_drawn_from_the_mean_plus_noise(generator):
 
 def test_weights_depend_on_the_seed_only(generator):
     torch.manual_seed(5)
-    again, other = (new_generator(16, 12, 7, (16, 8), seed=seed) for seed in (0, 1))
+    again, other = (generator_from_description(DESCRIPTION, seed) for seed in (0, 1))
     assert all(torch.equal(a, b) for a, b in zip(generator.parameters(), again.parameters(), strict=True))
     assert not torch.equal(generator.image.linear.weight, other.image.linear.weight)
 

@@ -8,29 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from diffusers import DDPMScheduler
+from decoder_cases import KINDS, batch, with_skip_blocks
 from diffusers.models.resnet import ResnetBlock2D
-from diffusers.models.unets.unet_2d import UNet2DModel
-from small_unet import RESNET_BLOCKS, SMALL, backbone, randomise
+from small_unet import SMALL, backbone, randomise
 from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.diffusion.backbone import Backbone
-from diti.representation.networks.conditioned import ConditionedUNet, ScaleResnet, load_conditioned
-
-KINDS = {
-    "scale and shift": {},
-    "time added": {"resnet_time_scale_shift": "default"},
-    "resampling blocks": RESNET_BLOCKS,
-    "resampling blocks, time added": {**RESNET_BLOCKS, "resnet_time_scale_shift": "default"},
-    "blocks scaled down": {"mid_block_scale_factor": 2.0},
-}
-
-
-def batch(dims: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(3)
-    x = torch.randn(3, 3, 16, 16, generator=rng)
-    return x, torch.tensor([0, 400, 999]), torch.randn(3, dims, generator=rng)
+from diti.representation.networks.conditioned import ConditionedUNet, load_conditioned
+from diti.representation.networks.modulated import ModulatedResnet
 
 
 def trained(network: ConditionedUNet) -> ConditionedUNet:
@@ -39,8 +24,9 @@ def trained(network: ConditionedUNet) -> ConditionedUNet:
     return network.eval()
 
 
-def z_layers(network: ConditionedUNet) -> dict[str, ScaleResnet]:
-    return {name: module for name, module in network.net.unet.named_modules() if isinstance(module, ScaleResnet)}
+def z_layers(network: ConditionedUNet) -> dict[str, ModulatedResnet]:
+    modules = network.net.unet.named_modules()
+    return {name: module for name, module in modules if isinstance(module, ModulatedResnet)}
 
 
 # ---- The residual block -----------------------------------------------------------------------------------
@@ -80,7 +66,7 @@ def test_the_block_is_adagn_with_t_first_and_z_second(kind, way):
     for norm in (stock.norm1, stock.norm2):
         torch.nn.init.normal_(norm.weight)
         torch.nn.init.normal_(norm.bias)
-    block = ScaleResnet(stock, width=5, dims=3)
+    block = ModulatedResnet(stock, 5, 3, shifts=False)
     x, emb_t, z = torch.randn(2, 8, 4, 4), torch.randn(2, 5), torch.randn(2, 3)
     with torch.no_grad():
         h = stock.conv1(resampled(F.silu(group_norm(x, 4, stock.norm1)), way))
@@ -238,9 +224,5 @@ def test_what_cannot_be_is_refused():
         ConditionedUNet(frozen, dims=6, start="zero")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"z has shape \(3, 5\); this decoder takes \(B, 6\)"):
         ConditionedUNet(frozen, dims=6)(*batch(dims=5))
-    skips = UNet2DModel(
-        16, 3, 3, block_out_channels=(16, 16), norm_num_groups=8,
-        down_block_types=("SkipDownBlock2D",) * 2, up_block_types=("SkipUpBlock2D",) * 2,
-    )  # fmt: skip
     with pytest.raises(InputError, match="has a SkipDownBlock2D"):
-        ConditionedUNet(Backbone(skips, DDPMScheduler()), dims=6)
+        ConditionedUNet(with_skip_blocks(), dims=6)

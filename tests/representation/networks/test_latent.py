@@ -14,11 +14,7 @@ from diti.core.runs import RunFolder
 from diti.data.sources import open_data
 from diti.diffusion.schedule import Schedule, gather
 from diti.representation.models.latent import encoder_file_hash, load_latent
-from diti.representation.networks.latent import (
-    LatentShape,
-    default_shape,
-    new_latent,
-)
+from diti.representation.networks.latent import LatentShape, default_shape, new_latent
 from diti.representation.train_latent import (
     Gaussian,
     energy_distance,

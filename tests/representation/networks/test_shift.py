@@ -11,24 +11,19 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from decoder_cases import KINDS, batch, with_skip_blocks
 from diffusers import DDPMScheduler
 from diffusers.models.resnet import ResnetBlock2D
-from diffusers.models.unets.unet_2d import UNet2DModel
 from safetensors.torch import load_file
-from small_unet import RESNET_BLOCKS, SMALL, backbone, randomise
+from small_unet import SMALL, backbone, randomise
 from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import gather, lambda_eps, reconstruction_loss_eps, w_eps, x0_from_eps
 from diti.representation.networks.linear import LinearPart
-from diti.representation.networks.shift import Prediction, ShiftDecoder, ShiftResnet, load_decoder, weighted_loss
-
-
-def batch(size: int = 16, dims: int = 6, count: int = 3) -> tuple[Tensor, Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(3)
-    x = torch.randn(count, 3, size, size, generator=rng)
-    return x, torch.tensor([0, 400, 999])[:count], torch.randn(count, dims, generator=rng)
+from diti.representation.networks.modulated import ModulatedResnet
+from diti.representation.networks.shift import Prediction, ShiftDecoder, load_decoder, weighted_loss
 
 
 def trained(decoder: ShiftDecoder) -> ShiftDecoder:
@@ -39,21 +34,14 @@ def trained(decoder: ShiftDecoder) -> ShiftDecoder:
 
 # ---- The start --------------------------------------------------------------------------------------------
 
-KINDS = {
-    "scale and shift": {},
-    "time added": {"resnet_time_scale_shift": "default"},
-    "resampling blocks": RESNET_BLOCKS,
-    "resampling blocks, time added": {**RESNET_BLOCKS, "resnet_time_scale_shift": "default"},
-    "no attention": {
-        "add_attention": False,
-        "down_block_types": ["DownBlock2D"] * 2,
-        "up_block_types": ["UpBlock2D"] * 2,
-    },
-    "blocks scaled down": {"mid_block_scale_factor": 2.0},
+NO_ATTENTION = {
+    "add_attention": False,
+    "down_block_types": ["DownBlock2D"] * 2,
+    "up_block_types": ["UpBlock2D"] * 2,
 }
 
 
-@pytest.mark.parametrize("unet", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("unet", [*KINDS.values(), NO_ATTENTION], ids=[*KINDS, "no attention"])
 def test_the_copied_path_is_the_frozen_one_but_for_z(unet):
     frozen = backbone(**unet)
     decoder = ShiftDecoder(frozen, dims=6).eval()
@@ -81,7 +69,7 @@ def test_eps_is_the_backbone_s(prediction, sigma, unshuffle):
     with torch.no_grad():
         eps, _, g = decoder(x, t, z)
         torch.testing.assert_close(eps, frozen.eps(x, t), atol=1e-5, rtol=1e-5)
-        assert torch.equal(decoder.eps_frozen(x, t), frozen.eps(x, t))
+        assert torch.equal(decoder.backbone.eps(x, t), frozen.eps(x, t))
     assert g.shape == x.shape
     assert g.std() > 0.05
     assert decoder.path.conv_out.out_channels == channels
@@ -137,7 +125,7 @@ def test_a_residual_block_is_modulated_by_t_then_by_z(kind, up):
         in_channels=8, out_channels=16, temb_channels=5, groups=4, time_embedding_norm=kind, up=up,
         output_scale_factor=1.5,
     )  # fmt: skip
-    block = ShiftResnet(stock, width=5)
+    block = ModulatedResnet(stock, 5, 5, shifts=True)
     torch.nn.init.normal_(block.z_proj.weight)
     torch.nn.init.normal_(block.z_proj.bias)
     x, emb_t, emb_z = torch.randn(2, 8, 4, 4), torch.randn(2, 5), torch.randn(2, 5)
@@ -301,19 +289,15 @@ def test_without_g_a_call_costs_what_the_frozen_model_costs():
 
 
 def test_without_g_any_unet_will_do():
-    skips = UNet2DModel(
-        16, 3, 3, block_out_channels=(32, 32), down_block_types=("SkipDownBlock2D",) * 2,
-        up_block_types=("SkipUpBlock2D",) * 2,
-    )  # fmt: skip
-    decoder = ShiftDecoder(Backbone(skips, DDPMScheduler()), dims=6, start="none", linear=linear_part()).eval()
+    decoder = ShiftDecoder(with_skip_blocks(), dims=6, start="none", linear=linear_part()).eval()
     x, t, z = batch()
-    assert torch.equal(decoder(x, t, z).eps_theta, decoder.eps_frozen(x, t))
+    assert torch.equal(decoder(x, t, z).eps_theta, decoder.backbone.eps(x, t))
 
 
 def test_a_zero_linear_part_is_the_frozen_model():
     decoder = ShiftDecoder(backbone(), dims=6, start="none", linear=LinearPart(16, 5, 6, 3)).eval()
     x, t, z = batch()
-    assert torch.equal(decoder(x, t, z).eps(w(decoder, x, t)), decoder.eps_frozen(x, t))
+    assert torch.equal(decoder(x, t, z).eps(w(decoder, x, t)), decoder.backbone.eps(x, t))
 
 
 @pytest.mark.parametrize("start", ["copy", "random"])
@@ -458,9 +442,5 @@ def test_what_cannot_be_is_refused():
     x, t, z = batch(dims=5)
     with pytest.raises(InputError, match=r"z has shape \(3, 5\); this decoder takes \(B, 6\)"):
         ShiftDecoder(frozen, dims=6)(x, t, z)
-    skips = UNet2DModel(
-        16, 3, 3, block_out_channels=(16, 16), norm_num_groups=8,
-        down_block_types=("SkipDownBlock2D",) * 2, up_block_types=("SkipUpBlock2D",) * 2,
-    )  # fmt: skip
     with pytest.raises(InputError, match="has a SkipDownBlock2D"):
-        ShiftDecoder(Backbone(skips, DDPMScheduler()), dims=6)
+        ShiftDecoder(with_skip_blocks(), dims=6)

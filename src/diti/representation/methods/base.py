@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +11,13 @@ from torch import Tensor
 
 from diti.config import TrainConfig, TrainingConfig
 from diti.core.images import to_float
-from diti.core.objective import Objective
+from diti.core.objective import LossReport, Objective
 from diti.core.processes import main_first
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
 from diti.representation.features import frozen_features, kept_features
-from diti.representation.models.model import BATCH
+from diti.representation.models.model import BATCH, inference
 from diti.representation.networks.encoder import Encoder, build_encoder
 
 HEAD_IMAGES = 4_096  # training images from which the head of a `backbone` encoder is fitted
@@ -96,6 +97,18 @@ def fit_head(encoder: Encoder, dataset: Dataset, seed: int) -> None:
         return
     parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
     encoder.fit_head((to_float(dataset.pixels(part)) for part in parts), order="ascending")
+
+
+@torch.no_grad()
+def checked_reports(
+    objective: EncoderObjective, dataset: Dataset, rows: np.ndarray, batch: int
+) -> Iterator[LossReport]:
+    """What the objective says of each batch of these images, always with the same random numbers."""
+    device = objective.encoder.head.weight.device
+    with inference(objective):
+        for start in range(0, len(rows), batch):
+            pixels = to_float(dataset.pixels(rows[start : start + batch])).to(device)
+            yield objective(pixels, Draws(SEED, start, len(pixels)))
 
 
 def checked_rows(dataset: Dataset, least: int = 1) -> np.ndarray:

@@ -71,7 +71,6 @@ class DiffAEMethod(Method):
         return ConditionedDenoising(encoder, new_decoder(config, backbone or dataset.size), encoder_rate(config))
 
     def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
-        """InputError where a network cannot be built."""
         _check(config)
         build_encoder(config.code, backbone, seed=0)
         new_decoder(config, backbone)
@@ -82,7 +81,6 @@ class DiffAEMethod(Method):
             return validation_losses(objective.encoder, objective.decoder, dataset).record()
 
     def model(self, objective: ConditionedDenoising, config: TrainConfig, mean: Tensor, std: Tensor) -> DiffAE:
-        """The trained networks as a model."""
         partition = Partition.single(objective.decoder.timesteps, len(mean))
         return DiffAE(objective.encoder, objective.decoder, partition, mean, std, self.name)
 

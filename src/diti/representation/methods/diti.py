@@ -160,7 +160,6 @@ class DiTiMethod(Method):
             return loss_curves(objective.encoder, objective.decoder, objective.partition, dataset).record()
 
     def model(self, objective: Reconstruction, config: TrainConfig, mean: Tensor, std: Tensor) -> DiTi:
-        """The trained networks as a model."""
         return DiTi(objective.encoder, objective.decoder, objective.partition, mean, std, self.name)
 
     def assess(self, model: DiTi, dataset: Dataset, folder: Path) -> Findings:

@@ -49,7 +49,6 @@ from diti.representation.networks.adversarial import (
     generator_from_description,
     look,
     new_discriminator,
-    new_generator,
     score_as_given,
 )
 from diti.representation.networks.encoder import Encoder, build_encoder
@@ -146,7 +145,6 @@ class IBGANMethod(Method):
     uses = ("gan",)
 
     def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> InformationBottleneckGAN:
-        """Networks and loss, before the first step."""
         if len(dataset.rows("train")) < 2:
             raise InputError(
                 f"{dataset.path} has 1 training image, and a generator could only ever draw that one; give more"
@@ -163,7 +161,6 @@ class IBGANMethod(Method):
         )
 
     def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
-        """InputError where a network cannot be built."""
         generator_for(config, build_encoder(config.code, backbone, seed=0).size)
 
     def evaluate(self, objective: InformationBottleneckGAN, dataset: Dataset) -> dict[str, Any]:
@@ -208,8 +205,14 @@ class IBGANMethod(Method):
 
 def generator_for(config: TrainConfig, size: int) -> Generator:
     """The generator of these settings, for images of that side, px."""
-    dims, gan = config.code.code_dim, config.gan
-    return new_generator(size, dims, gan.bottleneck_dim, gan.generator_channels, config.training.seed)
+    description = {
+        "kind": "ibgan",
+        "size": size,
+        "dims": config.code.code_dim,
+        "bottleneck": config.gan.bottleneck_dim,
+        "channels": config.gan.generator_channels,
+    }
+    return generator_from_description(description, config.training.seed)
 
 
 @torch.no_grad()

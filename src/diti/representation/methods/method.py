@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from diti.config import TrainConfig
-from diti.core.images import to_float
-from diti.core.rng import Draws
 from diti.core.settings import Settings as NoSettings
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
 from diti.representation.finish import Findings
-from diti.representation.methods.base import CHECKED_BATCH, SEED, EncoderObjective, checked_rows
-from diti.representation.models.model import EncodeOnly, Model, inference, load_encode_only
+from diti.representation.methods.base import CHECKED_BATCH, EncoderObjective, checked_reports, checked_rows
+from diti.representation.models.model import EncodeOnly, Model, load_encode_only
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.partition import Partition
 from diti.representation.settings import FROM_ELSEWHERE
@@ -56,19 +54,13 @@ class Method(ABC):
     def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> EncoderObjective:
         """Networks and loss, before the first step."""
 
-    @torch.no_grad()
     def evaluate(self, objective: Any, dataset: Dataset) -> dict[str, Any]:
         """A line of the log, from time to time: the loss on fixed validation images with fixed random numbers.
 
         On training images where there are no validation images.
         """
-        rows = checked_rows(dataset)
-        device, losses = objective.encoder.head.weight.device, []
-        with inference(objective):
-            for start in range(0, len(rows), CHECKED_BATCH):
-                pixels = to_float(dataset.pixels(rows[start : start + CHECKED_BATCH])).to(device)
-                losses.append(objective(pixels, Draws(SEED, start, len(pixels))).per_image.double().cpu())
-        return {"validation_loss": torch.cat(losses).mean().item()}
+        reports = checked_reports(objective, dataset, checked_rows(dataset), CHECKED_BATCH)
+        return {"validation_loss": torch.cat([r.per_image.double().cpu() for r in reports]).mean().item()}
 
     def model(self, objective: Any, config: TrainConfig, mean: Tensor, std: Tensor) -> Model:
         """What is left of the training, with mean and std (D,) of z: a model that encodes, all dims together."""

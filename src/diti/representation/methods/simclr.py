@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from diti.config import TrainConfig, ViewsConfig
 from diti.core.errors import InputError
 from diti.core.gather import gather_rows
-from diti.core.images import to_float
 from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.augment import two_views
@@ -22,14 +21,13 @@ from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
 from diti.representation.methods.base import (
     CHECKED_IMAGES,
-    SEED,
     EncoderObjective,
+    checked_reports,
     checked_rows,
     encoder_rate,
     new_encoder,
 )
 from diti.representation.methods.method import Method
-from diti.representation.models.model import inference
 from diti.representation.networks.encoder import Encoder
 from diti.representation.networks.network_files import drawn_from
 from diti.representation.registry import listed
@@ -91,7 +89,6 @@ class SimCLRMethod(Method):
     uses = ("views",)
 
     def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Contrast:
-        """Networks and loss, before the first step."""
         _require_others(config)
         if len(dataset.rows("train")) < 2:
             raise InputError(f"{dataset.path} has 1 training image, and simclr compares images; give more")
@@ -108,7 +105,6 @@ class SimCLRMethod(Method):
         _require_others(config)
         super().validate(config, backbone)
 
-    @torch.no_grad()
     def evaluate(self, objective: Contrast, dataset: Dataset) -> dict[str, Any]:
         """Loss and top1 on fixed validation images with fixed views; training images where there are too few.
 
@@ -116,12 +112,9 @@ class SimCLRMethod(Method):
         """
         batch = min(objective.batch, CHECKED_IMAGES)
         rows = checked_rows(dataset, least=batch)
-        batch, device, found = min(batch, len(rows)), objective.encoder.head.weight.device, []
-        with inference(objective):
-            for start in range(0, len(rows) - batch + 1, batch):
-                pixels = to_float(dataset.pixels(rows[start : start + batch])).to(device)
-                report = objective(pixels, Draws(SEED, start, batch))
-                found.append(torch.stack([report.total, report.parts["top1"]]).double().cpu())
+        batch = min(batch, len(rows))
+        reports = checked_reports(objective, dataset, rows[: len(rows) // batch * batch], batch)
+        found = [torch.stack([report.total, report.parts["top1"]]).double().cpu() for report in reports]
         loss, top1 = torch.stack(found).mean(0).tolist()
         return {"validation_loss": loss, "validation_top1": top1}
 

@@ -27,7 +27,6 @@ from diti.representation.methods.method import Method
 from diti.representation.models.direct import DirectModel, load_direct
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.networks.image_decoder import VAEDecoder, vae_decoder_from_description
-from diti.representation.networks.network_files import drawn_from
 from diti.representation.partition import Partition
 from diti.representation.registry import listed
 
@@ -127,17 +126,13 @@ class TCVAEMethod(Method):
     uses = ("vae",)
 
     def build(self, config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> TotalCorrelationVAE:
-        """Networks and loss, before the first step."""
         encoder = new_encoder(config, backbone, dataset)
-        with drawn_from(config.training.seed, "vae-decoder"):
-            decoder = VAEDecoder(encoder.size, encoder.dims)
+        decoder = VAEDecoder(encoder.size, encoder.dims, seed=config.training.seed)
         return TotalCorrelationVAE(encoder, decoder, config.vae, encoder_rate(config))
 
     def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
-        """InputError where a network cannot be built."""
         encoder = build_encoder(config.code, backbone, seed=0)
-        with drawn_from(0, "vae-decoder"):
-            VAEDecoder(encoder.size, encoder.dims)
+        VAEDecoder(encoder.size, encoder.dims)
 
     def model(self, objective: TotalCorrelationVAE, config: TrainConfig, mean: Tensor, std: Tensor) -> DirectModel:
         """The trained networks as a model; all dims of z belong together."""

@@ -152,14 +152,7 @@ def look(encoder: Encoder, images: Tensor) -> tuple[list[Tensor], Tensor]:
         features = trunk.pooled(images, views)
     else:
         views, features = [F.pixel_unshuffle(images, FOLD)], trunk(images)
-    return views, encoder.head((features - encoder.feature_mean) / encoder.feature_std)
-
-
-def new_generator(size: int, dims: int, bottleneck: int, channels: Sequence[int], seed: int) -> Generator:
-    """A generator before the first step; its weights depend on the arguments only."""
-    values = (KIND, size, dims, bottleneck, list(channels))
-    with drawn_from(seed, "generator-weights"):
-        return generator_from_description(dict(zip(SETTINGS, values, strict=True)))
+    return views, encoder.code(features)
 
 
 def new_discriminator(encoder: Encoder, images: Tensor, width: int, seed: int) -> Discriminator:
@@ -172,10 +165,11 @@ def new_discriminator(encoder: Encoder, images: Tensor, width: int, seed: int) -
     return discriminator
 
 
-def generator_from_description(description: Mapping[str, Any]) -> Generator:
-    """A generator of that shape. Unknown and missing keys are errors."""
+def generator_from_description(description: Mapping[str, Any], seed: int = 0) -> Generator:
+    """A new generator; its weights depend on the arguments only. Unknown and missing keys are errors."""
     if description.get("kind") != KIND or description.keys() != set(SETTINGS):
         raise InputError(
             f"the description of the decoder is {dict(description)}; that of {KIND} has {', '.join(SETTINGS)}"
         )
-    return Generator(description)
+    with drawn_from(seed, "generator-weights"):
+        return Generator(description)

@@ -7,29 +7,25 @@ Notation: B images, D length of z, E width of the time embedding.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import Tensor, nn
 
 from diti.core.errors import InputError
-from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path
-from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet
+from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet, zero, zero_block_ends
 from diti.diffusion.files import SCHEDULER_FILE, complaints_about, load_strictly, read_scheduler
 from diti.diffusion.schedule import Schedule, eps_from_output, gather
 from diti.representation.networks.modulated import (
     ModulatedResnet,
     check_decoder,
     modulate_residual_blocks,
-    zero,
-    zero_block_ends,
+    starting_unet,
 )
 from diti.representation.networks.network_files import drawn_from, read_network, write_network
 from diti.representation.networks.unet_paths import embed_time, run_down, run_up
@@ -46,9 +42,8 @@ class ConditionedUNet(nn.Module):
     ) -> None:
         super().__init__()
         check_decoder(backbone, dims, start)
-        unet = _copied(backbone, dims, seed) if start == "copy" else _random(backbone, dims, seed)
         # A backbone again, for its folding, schedule and prediction type; only its forward pass knows no z.
-        self.net = Backbone(unet, backbone.scheduler, backbone.wrapping)
+        self.net = Backbone(_conditioned(backbone, dims, start, seed), backbone.scheduler, backbone.wrapping)
         self.dims = dims
         self.to(backbone.unet.device, backbone.unet.dtype).requires_grad_(True).train()
 
@@ -114,35 +109,20 @@ def load_conditioned(folder: str | Path) -> ConditionedUNet:
     return network.eval()
 
 
-class ScaleResnet(ModulatedResnet):
-    """AdaGN of Diff-AE: z scales and does not shift. Takes SiLU(z), which all blocks share."""
+def _conditioned(backbone: Backbone, dims: int, start: str, seed: int) -> UNet2DModel:
+    """A U-Net with z in each of its residual blocks; z scales and does not shift, and comes as SiLU(z).
 
-    def __init__(self, block: ResnetBlock2D, width: int, dims: int) -> None:
-        super().__init__(block, width, dims, shifts=False)
-
-
-def _conditioned(unet: UNet2DModel, dims: int) -> UNet2DModel:
-    """The same U-Net with z in each of its residual blocks."""
-    width = unet.time_embedding.linear_2.out_features  # E
-    modulate_residual_blocks(unet, lambda block: ScaleResnet(block, width, dims))
-    return unet
-
-
-def _copied(backbone: Backbone, dims: int, seed: int) -> UNet2DModel:
-    """The backbone's U-Net, with every scale by z at 1; their layers have a gradient from the first step on."""
+    "copy": every scale by z is 1; their layers have a gradient from the first step on. "random", as Diff-AE
+    starts: random weights, but the end of each block and of the network is zero.
+    """
+    unet = starting_unet(backbone, start, seed)
     with drawn_from(seed, "decoder-weights"):
-        unet = _conditioned(copy.deepcopy(backbone.unet), dims)
+        modulate_residual_blocks(unet, unet.time_embedding.linear_2.out_features, dims, shifts=False)
+    if start == "random":
+        zero_block_ends(unet)
+        zero(unet.conv_out)
+        return unet
     for module in unet.modules():
-        if isinstance(module, ScaleResnet):
+        if isinstance(module, ModulatedResnet):
             zero(module.z_proj)
-    return unet
-
-
-def _random(backbone: Backbone, dims: int, seed: int) -> UNet2DModel:
-    """As Diff-AE starts: random weights, but the end of each block and of the network is zero."""
-    unet = assemble_unet(backbone.unet.config, backbone.wrapping, stream_seed(seed, "decoder-weights"))
-    with drawn_from(seed, "decoder-weights"):
-        unet = _conditioned(unet, dims)
-    zero_block_ends(unet)
-    zero(unet.conv_out)
     return unet

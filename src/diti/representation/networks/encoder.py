@@ -23,6 +23,8 @@ from diti.representation.networks.network_files import drawn_from, read_network,
 from diti.representation.networks.principal import principal_components
 from diti.representation.networks.trunks import AuthorsTrunk, BackboneTrunk, GivenFeatures, ResidualTrunk
 
+Order = Literal["descending", "ascending"] | Sequence[int]
+Scale = Literal["whitened", "even"]
 COMMON = ("kind", "size", "dims", "frozen")
 SETTINGS: dict[str, tuple[str, ...]] = {  # kind -> the arguments of its trunk besides the size
     "authors": (),
@@ -112,12 +114,7 @@ class Encoder(nn.Module):
         return self.head((features - self.feature_mean) / self.feature_std)
 
     @torch.no_grad()
-    def fit_head(
-        self,
-        images: Iterable[Tensor],
-        order: Literal["descending", "ascending"] | Sequence[int] = "descending",
-        scale: Literal["whitened", "even"] = "whitened",
-    ) -> Tensor:
+    def fit_head(self, images: Iterable[Tensor], order: Order = "descending", scale: Scale = "whitened") -> Tensor:
         """`fit_head_to` the features of image batches (B,3,H,W) in [-1,1]."""
         training = self.training
         self.eval()
@@ -126,12 +123,7 @@ class Encoder(nn.Module):
         return self.fit_head_to(torch.cat(seen) if seen else torch.empty(0, self.trunk.features), order, scale)
 
     @torch.no_grad()
-    def fit_head_to(
-        self,
-        features: Tensor,
-        order: Literal["descending", "ascending"] | Sequence[int] = "descending",
-        scale: Literal["whitened", "even"] = "whitened",
-    ) -> Tensor:
+    def fit_head_to(self, features: Tensor, order: Order = "descending", scale: Scale = "whitened") -> Tensor:
         """Set the head to the first D principal components of features (N,F).
 
         order: the component of each dim of z, 0 being that of the largest variance. The first dims belong to the
@@ -187,18 +179,18 @@ def _backbone_settings(config: EncoderConfig, backbone: Backbone) -> dict[str, A
     for time in times:
         if not 0 <= time < backbone.timesteps:
             raise InputError(f"--encoder-time is {time}; the backbone has time-steps 0..{backbone.timesteps - 1}")
-    found = {
-        "frozen": config.trunk == "frozen",
-        "unet": {key: value for key, value in backbone.unet.config.items() if not key.startswith("_")},
-        "wrapping": asdict(backbone.wrapping),
-        "time": times if len(times) > 1 else times[0],
-    }
     more = {
         "pixels": config.encoder_pixels,
         "whole": config.encoder_path == "whole",
         "mirrored": config.encoder_mirror,
     }
-    return found | {name: True for name, asked in more.items() if asked}
+    return {
+        "frozen": config.trunk == "frozen",
+        "unet": {key: value for key, value in backbone.unet.config.items() if not key.startswith("_")},
+        "wrapping": asdict(backbone.wrapping),
+        "time": times if len(times) > 1 else times[0],
+        **{name: True for name, asked in more.items() if asked},
+    }
 
 
 def encoder_from_description(description: Mapping[str, Any], seed: int = 0) -> Encoder:

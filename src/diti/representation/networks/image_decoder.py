@@ -74,15 +74,16 @@ class UpBlock(nn.Module):
 
 
 class VAEDecoder(OneStepDecoder):
-    """p(x|z): the mean of the pixels, (B, D) -> (B, 3, H, W)."""
+    """p(x|z): the mean of the pixels, (B, D) -> (B, 3, H, W); new weights depend on the arguments only."""
 
     noise_dims = 0
 
-    def __init__(self, size: int, dims: int, channels: Sequence[int] = CHANNELS) -> None:
+    def __init__(self, size: int, dims: int, channels: Sequence[int] = CHANNELS, seed: int = 0) -> None:
         super().__init__()
         self.dims = dims
         self.description = {"kind": "vae", "dims": dims, "size": size, "channels": list(channels)}
-        self.network = ImageDecoder(size, dims, channels)
+        with drawn_from(seed, "vae-decoder"):
+            self.network = ImageDecoder(size, dims, channels)
 
     def forward(self, z: Tensor, noise: Tensor | None = None) -> Tensor:
         """(B, D) -> (B, 3, H, W) in [-1, 1]; noise (B, 0) may be left out."""
@@ -98,5 +99,4 @@ def vae_decoder_from_description(description: Mapping[str, Any]) -> VAEDecoder:
             f"the description of the decoder has kind {description.get('kind')!r} and the keys "
             f"{', '.join(sorted(description))}; a tcvae model has kind 'vae' and {', '.join(sorted(wanted))}"
         )
-    with drawn_from(0, "vae-decoder"):
-        return VAEDecoder(description["size"], description["dims"], description["channels"])
+    return VAEDecoder(description["size"], description["dims"], description["channels"])

@@ -5,15 +5,17 @@ Notation: B images, E width of the time embedding, Z width of what is told about
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Sequence
 
 import torch
-from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import Tensor, nn
 
 from diti.core.errors import InputError
-from diti.diffusion.backbone import Backbone, check_unet_config
+from diti.core.rng import stream_seed
+from diti.diffusion.backbone import Backbone, assemble_unet, check_unet_config
 
 STARTS = ("copy", "random")
 
@@ -74,24 +76,16 @@ class ModulatedResnet(nn.Module):
         return (x + h) / self.output_scale_factor
 
 
-def modulate_residual_blocks(module: nn.Module, modulated: Callable[[ResnetBlock2D], ModulatedResnet]) -> None:
-    """Put what `modulated` makes of each residual block below `module` in its place."""
+def modulate_residual_blocks(module: nn.Module, time_width: int, z_width: int, *, shifts: bool) -> None:
+    """Put a modulated block in the place of each residual block below `module`."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, ResnetBlock2D):
-                parent.add_module(name, modulated(child))
+                parent.add_module(name, ModulatedResnet(child, time_width, z_width, shifts=shifts))
 
 
-def zero_block_ends(module: nn.Module) -> None:
-    """The last layer of each modulated residual block and of each attention: they start as the identity."""
-    for child in module.modules():
-        if isinstance(child, ModulatedResnet):
-            zero(child.conv2)
-        elif isinstance(child, Attention):
-            zero(child.to_out[0])
-
-
-def zero(layer: nn.Module) -> None:
-    """All its weights."""
-    for parameter in layer.parameters():
-        nn.init.zeros_(parameter)
+def starting_unet(backbone: Backbone, start: str, seed: int) -> UNet2DModel:
+    """What a decoder is made from: a copy of the backbone's U-Net, or one of its shape with random weights."""
+    if start == "copy":
+        return copy.deepcopy(backbone.unet)
+    return assemble_unet(backbone.unet.config, backbone.wrapping, stream_seed(seed, "decoder-weights"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.core.rng import stream_seed
+from diti.representation.networks.network_files import drawn_from
 
 TINY = 1e-5  # relative size of a standard deviation that float32 features cannot tell from 0
 MANY_FEATURES = 4_096  # beyond it the exact components would take minutes
@@ -54,8 +54,7 @@ def _at_random(features: Tensor, most: int, least: int, seed: int) -> Components
 
 def low_rank(matrix: Tensor, count: int, seed: int, purpose: str) -> tuple[Tensor, Tensor, Tensor]:
     """The first singular vectors and values of a matrix (N, F), by a randomised decomposition."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(stream_seed(seed, purpose))
+    with drawn_from(seed, purpose):
         return torch.svd_lowrank(matrix, q=min(count, *matrix.shape), niter=3)
 
 

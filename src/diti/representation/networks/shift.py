@@ -8,20 +8,17 @@ Notation: B images, D length of z, E width of the time embedding, C channels of 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import Tensor, nn
 
 from diti.core.errors import InputError
-from diti.core.rng import stream_seed
-from diti.diffusion.backbone import Backbone, assemble_unet
+from diti.diffusion.backbone import Backbone, zero, zero_block_ends
 from diti.diffusion.files import complaints_about, load_strictly
 from diti.diffusion.schedule import (
     eps_from_output,
@@ -34,14 +31,7 @@ from diti.diffusion.schedule import (
     x0_from_output,
 )
 from diti.representation.networks.linear import LinearPart
-from diti.representation.networks.modulated import (
-    STARTS,
-    ModulatedResnet,
-    check_decoder,
-    modulate_residual_blocks,
-    zero,
-    zero_block_ends,
-)
+from diti.representation.networks.modulated import STARTS, check_decoder, modulate_residual_blocks, starting_unet
 from diti.representation.networks.network_files import drawn_from, read_network, write_network
 from diti.representation.networks.unet_paths import embed_time, run_down, run_up
 
@@ -72,9 +62,7 @@ class Prediction(NamedTuple):
     """The parts of the noise prediction, each (B,3,H,W). Without linear and g: the frozen model alone."""
 
     eps_theta: Tensor
-    linear: Tensor | None = (
-        None  # sqrt(SNR_t) times the linear part: beside w_t g, since w_t is 0 at the first step
-    )
+    linear: Tensor | None = None  # sqrt(SNR_t) times the linear part; not in w_t g: w_t is 0 at the first step
     g: Tensor | None = None
 
     def eps(self, w_t: Tensor) -> Tensor:
@@ -134,12 +122,14 @@ class ShiftDecoder(nn.Module):
     @torch.no_grad()
     def frozen(self, x_t: Tensor, t: Tensor) -> Frozen:
         """(B,3,H,W), (B,) -> all that does not depend on z."""
+        backbone, features = self.backbone, None
         if self.path is None:
-            output, features = self.backbone(x_t, t), None
+            output = backbone(x_t, t)
         else:
-            output, features = self._run_in_halves(x_t, t)
-        abar_t = gather(self.backbone.schedule.alpha_bar, t, x_t)
-        kind = self.backbone.prediction_type
+            emb = embed_time(backbone.unet, t)
+            features = Features(*run_down(backbone.unet, backbone.fold(x_t), emb), emb)
+            output = backbone.unfold(run_up(backbone.unet, *features))
+        abar_t, kind = gather(backbone.schedule.alpha_bar, t, x_t), backbone.prediction_type
         eps, u = (read(output, x_t, abar_t, kind) for read in (eps_from_output, x0_from_output))
         return Frozen(eps, u, features)
 
@@ -149,26 +139,12 @@ class ShiftDecoder(nn.Module):
             raise InputError(f"z has shape {tuple(z.shape)}; this decoder takes (B, {self.dims})")
         linear = g = None
         if self.linear is not None:
-            linear = self._root_snr(t, frozen.u) * self.linear(frozen.u, t, z)
+            # By sqrt(SNR_t) a change of x0 becomes one of eps. Eq. A3.
+            root_snr = gather(snr(self.backbone.schedule).sqrt(), t, frozen.u)
+            linear = root_snr * self.linear(frozen.u, t, z)
         if self.path is not None and frozen.features is not None:
             g = self.backbone.unfold(self.path(*frozen.features, z))
         return Prediction(frozen.eps, linear, g)
-
-    @torch.no_grad()
-    def eps_frozen(self, x_t: Tensor, t: Tensor) -> Tensor:
-        """(B,3,H,W) eps_theta alone."""
-        return self.backbone.eps(x_t, t)
-
-    def _run_in_halves(self, x_t: Tensor, t: Tensor) -> tuple[Tensor, Features]:
-        """The frozen network's output, and what it knew half-way."""
-        unet = self.backbone.unet
-        emb = embed_time(unet, t)
-        h, skips = run_down(unet, self.backbone.fold(x_t), emb)
-        return self.backbone.unfold(run_up(unet, h, skips, emb)), Features(h, skips, emb)
-
-    def _root_snr(self, t: Tensor, like: Tensor) -> Tensor:
-        """(B,1,1,1) sqrt(SNR_t), by which a change of x0 becomes one of eps. Eq. A3."""
-        return gather(snr(self.backbone.schedule).sqrt(), t, like)
 
     @property
     def own(self) -> nn.Module:
@@ -211,18 +187,14 @@ def load_decoder(folder: str | Path, backbone: Backbone) -> ShiftDecoder:
             "pixel_axes, stretches and path"
         )
     with complaints_about(Path(folder) / "config.json"):
-        decoder = _described(description, backbone)
+        dims, linear = description["dims"], None
+        start: Start = "copy"
+        if description["kind"] == "linear":
+            linear = LinearPart(backbone.size, description["pixel_axes"], dims, description["stretches"])
+            start = "copy" if description["path"] else "none"
+        decoder = ShiftDecoder(backbone, dims, start, linear=linear)
     decoder.load_decoder_state(state, str(folder))
     return decoder.eval()
-
-
-def _described(description: Mapping[str, Any], backbone: Backbone) -> ShiftDecoder:
-    """A decoder of the described shape; its weights are still to come."""
-    dims = description["dims"]
-    if description["kind"] == "shift":
-        return ShiftDecoder(backbone, dims)
-    linear = LinearPart(backbone.size, description["pixel_axes"], dims, description["stretches"])
-    return ShiftDecoder(backbone, dims, "copy" if description["path"] else "none", linear=linear)
 
 
 def _check_linear(backbone: Backbone, dims: int, start: str, linear: LinearPart | None) -> None:
@@ -255,7 +227,8 @@ class ShiftPath(nn.Module):
         # Where the network learns sigma its own last layer is twice as wide; g has no sigma.
         self.conv_out = nn.Conv2d(unet.conv_out.in_channels, unet.config["in_channels"], 3, padding=1)
         zero(self.conv_out)
-        modulate_residual_blocks(self, lambda block: ShiftResnet(block, width))
+        # z acts from the start: were its weights zero as well as conv_out's, neither would have a gradient.
+        modulate_residual_blocks(self, width, width, shifts=True)
 
     def forward(self, h: Tensor, skips: list[tuple[Tensor, ...]], emb: Tensor, z: Tensor) -> Tensor:
         """Frozen features, (B,E), (B,D) -> output grid (B,C,H,W)."""
@@ -265,35 +238,16 @@ class ShiftPath(nn.Module):
         return run_up(self, h.contiguous(), skips, both)
 
 
-class ShiftResnet(ModulatedResnet):
-    """A residual block that z scales and shifts.
-
-    z acts from the start: were its weights zero as well as the last convolution of g, neither would have a
-    gradient to begin with.
-    """
-
-    def __init__(self, block: ResnetBlock2D, width: int) -> None:
-        super().__init__(block, width, width, shifts=True)
-
-
 def _new_path(backbone: Backbone, dims: int, start: str, seed: int) -> ShiftPath | None:
-    """g before training, by the name of its start."""
+    """g before training: "copy" is the frozen middle and up path, free to be trained.
+
+    "random", as the authors start: random, but the last layer of every residual and attention block is zero.
+    """
     if start == "none":
         return None
-    return _copied_path(backbone, dims, seed) if start == "copy" else _random_path(backbone, dims, seed)
-
-
-def _copied_path(backbone: Backbone, dims: int, seed: int) -> ShiftPath:
-    """The frozen middle and up path, free to be trained."""
-    with drawn_from(seed, "decoder-weights"):
-        path = ShiftPath(copy.deepcopy(backbone.unet), dims)
-    return path.to(backbone.unet.device, backbone.unet.dtype).requires_grad_(True)
-
-
-def _random_path(backbone: Backbone, dims: int, seed: int) -> ShiftPath:
-    """As the authors start: random weights, but the last layer of every residual and attention block is zero."""
-    unet = assemble_unet(backbone.unet.config, backbone.wrapping, stream_seed(seed, "decoder-weights"))
+    unet = starting_unet(backbone, start, seed)
     with drawn_from(seed, "decoder-weights"):
         path = ShiftPath(unet, dims)
+    if start == "random":
         zero_block_ends(path)
-    return path.to(backbone.unet.device, backbone.unet.dtype)
+    return path.to(backbone.unet.device, backbone.unet.dtype).requires_grad_(True)
