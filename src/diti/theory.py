@@ -225,18 +225,13 @@ def mean_position(shares: Tensor, partition: Partition) -> float:
 
 def spearman(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float:
     """Rank correlation, ties with their mean rank; entries with a nan do not count, a constant gives nan."""
+    from scipy.stats import rankdata
+
     known = np.isfinite(a) & np.isfinite(b)
-    if not known.any():
-        return math.nan
-    first, second = (_ranks(np.asarray(x, float)[known]) for x in (a, b))
-    first, second = first - first.mean(), second - second.mean()
+    first, second = (rankdata(np.asarray(x, float)[known]) for x in (a, b))
+    first, second = (ranks - (len(ranks) + 1) / 2 for ranks in (first, second))  # about their mean
     scale = math.sqrt(float(first @ first) * float(second @ second))
     return float(first @ second) / scale if scale else math.nan
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
 def rank_agreement(columns: Mapping[str, Sequence[float]], seed: int, draws: int = 1_000) -> list[dict[str, Any]]:
@@ -253,13 +248,9 @@ def rank_agreement(columns: Mapping[str, Sequence[float]], seed: int, draws: int
         resampled = resampled[np.isfinite(resampled)]
         low, high = np.quantile(resampled, [0.025, 0.975]).tolist() if len(resampled) else (math.nan, math.nan)
         numbers = {"rho": spearman(a, b), "low": low, "high": high}
-        found.append({"first": first, "second": second, **{k: _or_none(v) for k, v in numbers.items()}})
+        known = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON: no nan
+        found.append({"first": first, "second": second, **known})
     return found
-
-
-def _or_none(value: float) -> float | None:
-    """JSON has no nan."""
-    return value if math.isfinite(value) else None
 
 
 def dominates(a: Tensor, b: Tensor) -> bool:

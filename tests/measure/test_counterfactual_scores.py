@@ -158,12 +158,7 @@ def test_random_groups_have_as_many_dims_and_stay_apart():
 
 
 def test_concentrations_of_own_and_random_groups():
-    noise, own, first, second = (
-        [0.1],
-        [0.9, 0.1],
-        [0.5, 0.5],
-        [0.7, 0.0],
-    )  # what the noise does alone is not theirs
+    noise, own, first, second = [0.1], [0.9, 0.1], [0.5, 0.5], [0.7, 0.0]  # the noise alone is not theirs
     found = concentrations(np.array([noise + own + first + second])[:, :, None], groups=2)
     values = [found[name].item() for name in ("concentration", "concentration_random", "above_random")]
     assert values == pytest.approx([1, 0.5, 0.5])

@@ -10,12 +10,12 @@ FACE = ASSETS / "face-a.png"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A model for 16 px and a dataset folder of 32 px."""
+def places(tmp_path_factory):
+    """What the words below stand for: a model for 16 px, a dataset folder of 32 px, a picture."""
     folder = tmp_path_factory.mktemp("sizes")
     tiny_model(subsets=2).save(folder / "model")
     assert main(["prepare", "toyfaces:60", "--size", "32", "--out", str(folder / "data")]) == 0
-    return folder
+    return {"MODEL": folder / "model", "DATA": folder / "data", "FACE": FACE}
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,8 @@ def place(tmp_path_factory):
      "train-latent MODEL --data DATA", "explore MODEL --data DATA",
      "manipulate MODEL FACE --attribute smile --data DATA"],
 )  # fmt: skip
-def test_what_is_measured_or_learned_from_must_have_the_models_size(words, place, capsys, tmp_path, monkeypatch):
+def test_what_is_measured_or_learned_from_must_have_the_models_size(words, places, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    places = {"MODEL": place / "model", "DATA": place / "data", "FACE": FACE}
     assert main([str(places.get(word, word)) for word in words.split()]) == 2
     shown = capsys.readouterr().err
     assert "the images are 32 px but the " in shown and "prepare the data with --size 16" in shown
@@ -38,8 +37,7 @@ def test_what_is_measured_or_learned_from_must_have_the_models_size(words, place
     ["encode MODEL DATA --out codes.csv", "search MODEL --odd 3 --data DATA --out odd.png",
      "search MODEL FACE --data DATA --out found.png"],
 )  # fmt: skip
-def test_what_is_only_encoded_is_resized_with_one_line(words, place, caplog, tmp_path, monkeypatch):
+def test_what_is_only_encoded_is_resized_with_one_line(words, places, caplog, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    places = {"MODEL": place / "model", "DATA": place / "data", "FACE": FACE}
     assert main([str(places.get(word, word)) for word in words.split()]) == 0
     assert caplog.messages == ["images of 32 px are resized to the model's 16 px"]

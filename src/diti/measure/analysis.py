@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from diti import theory
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, to_float
 from diti.core.outputs import require_writable
@@ -22,13 +23,8 @@ from diti.data.sources import as_dataset, place_of
 from diti.data.toyfaces import NAMES
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.files import locate
+from diti.measure import theory_figures as figures
 from diti.measure.sufficiency import CHECK_FACES, sufficiency
-from diti.measure.theory_figures import (
-    save_attribute_loss,
-    save_ordering,
-    save_overlap_figure,
-    save_reconstructions_by_time,
-)
 from diti.probes.matrix import carriers, subset_matrix
 from diti.probes.task import Splits
 from diti.representation.checks import loss_curves, save_loss_figure
@@ -36,22 +32,6 @@ from diti.representation.features import encode_dataset
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import as_model
 from diti.representation.models.model import Model
-from diti.theory import (
-    Pairs,
-    closed_form_curve,
-    dominance_kept,
-    exact_pairs,
-    given_pairs,
-    lost_at,
-    mean_position,
-    monte_carlo_curve,
-    movement_shares,
-    pixel_change,
-    rank_agreement,
-    reconstructor,
-    subset_position,
-    time_grid,
-)
 
 SHOWN = 4  # images of figure 1b
 FILES = (
@@ -101,15 +81,19 @@ def analyze(
     }  # fmt: skip
     draw_pictures(record, backbone, trained, dataset, out)
     if found is None:
-        _leave_out(
-            record, f"{place} has no exact pairs: curves of attributes need --pairs (attribute, first, second)"
+        record["left_out"].append(
+            f"{place} has no exact pairs: curves of attributes need --pairs (attribute, first, second)"
         )
     else:
         measure_attributes(record, backbone, trained, found)
         if trained is not None:
             probe_subsets(record, trained, dataset)
         rank_attributes(record)
-        draw_attributes(record, out)
+        drawn = (
+            figures.save_attribute_loss(record["attributes"], record["grid"], tau, out / "attribute_loss.png"),
+            figures.save_ordering(record["attributes"], record["grid"], out / "ordering.png"),
+        )
+        record["figures"] += [figure.name for figure in drawn]
     if images:
         faces = min(CHECK_FACES, images)  # a check no longer than the training
         record["sufficiency"] = sufficiency(backbone, _times(record, MEASURED), images, seed, faces)
@@ -129,15 +113,11 @@ def open_model(source: Model | Backbone | str | Path) -> tuple[Backbone, DiTi | 
     return load_backbone(source).eval(), None
 
 
-def _find_pairs(dataset: Dataset, table: Path | None, count: int, size: int, seed: int) -> Pairs | None:
+def _find_pairs(dataset: Dataset, table: Path | None, count: int, size: int, seed: int) -> theory.Pairs | None:
     """Pairs of the given table, exact ones of toy faces, or None."""
     if table is not None:
-        return given_pairs(table, count, size)
-    return exact_pairs(count, size, seed) if set(dataset.attributes) == set(NAMES) else None
-
-
-def _leave_out(record: dict[str, Any], reason: str) -> None:
-    record["left_out"].append(reason)
+        return theory.given_pairs(table, count, size)
+    return theory.exact_pairs(count, size, seed) if set(dataset.attributes) == set(NAMES) else None
 
 
 # ---- What needs no attributes -----------------------------------------------------------------------------
@@ -149,37 +129,41 @@ def draw_pictures(
     """Figures 1a and 1b, and with z the loss by time-step (A9)."""
     rows = dataset.rows("valid")
     shown = to_float(dataset.pixels((rows if len(rows) else dataset.rows())[:SHOWN]))
-    u_theta = reconstructor(backbone)
-    figures = [
-        save_overlap_figure(backbone.schedule, out / "overlap.png"),
-        save_reconstructions_by_time(
+    u_theta = theory.reconstructor(backbone)
+    drawn = [
+        figures.save_overlap_figure(backbone.schedule, out / "overlap.png"),
+        figures.save_reconstructions_by_time(
             u_theta, backbone.schedule, shown, record["seed"], out / "reconstructions_by_time.png"
         ),
     ]
     if model is None:
-        _leave_out(record, f"{record['model']} is a backbone alone: left out what needs z (A9, subsets)")
+        record["left_out"].append(f"{record['model']} is a backbone alone: left out what needs z (A9, subsets)")
     else:
         curves = loss_curves(model.encoder, model.decoder, model.partition, dataset)
         record["loss"] = curves.record()
-        figures.append(save_loss_figure(curves, out / "losses.png"))
-    record["figures"] = [figure.name for figure in figures]
+        drawn.append(save_loss_figure(curves, out / "losses.png"))
+    record["figures"] = [figure.name for figure in drawn]
 
 
 # ---- What needs pairs that differ in one attribute ----------------------------------------------------------
 
 
-def measure_attributes(record: dict[str, Any], backbone: Backbone, model: DiTi | None, pairs: Pairs) -> None:
+def measure_attributes(
+    record: dict[str, Any], backbone: Backbone, model: DiTi | None, pairs: theory.Pairs
+) -> None:
     """Curves and t(Z_i) of every attribute, how z moves with it, and part 2 of the theorem."""
-    grid = time_grid(backbone.timesteps)
+    grid = theory.time_grid(backbone.timesteps)
     record["grid"], record["attributes"] = grid, {}
     distances: dict[str, Tensor] = {}
     with progress_bar("attributes", 2 * len(grid) * sum(pairs.counts.values())) as advance:
         for name in pairs.counts:
             x0, y0 = pairs.load(name)
-            distances[name] = pixel_change(x0, y0)
+            distances[name] = theory.pixel_change(x0, y0)
             found = _curves(record, backbone, x0, y0, distances[name], advance)
             record["attributes"][name] = found | (_subsets(model, x0, y0) if model else {})
-    record["dominance"] = {key: dominance_kept(distances, _times(record, key)) for key in (CLOSED, MEASURED)}
+    record["dominance"] = {
+        key: theory.dominance_kept(distances, _times(record, key)) for key in (CLOSED, MEASURED)
+    }
 
 
 def _curves(
@@ -187,14 +171,16 @@ def _curves(
 ) -> dict[str, Any]:
     """Mean Err over t in closed form and by Monte Carlo, and when each passes tau for good."""
     schedule, grid, tau = backbone.schedule, record["grid"], record["tau"]
-    closed = closed_form_curve(distance, schedule)  # (T,)
+    closed = theory.closed_form_curve(distance, schedule)  # (T,)
     rng = torch_generator(record["seed"], "attribute-loss")  # the same noise for all attributes
-    measured = monte_carlo_curve(reconstructor(backbone), schedule, x0, y0, grid, rng, advance=advance).mean(1)
+    measured = theory.monte_carlo_curve(
+        theory.reconstructor(backbone), schedule, x0, y0, grid, rng, advance=advance
+    ).mean(1)
     return {
         "pairs": len(x0),
         "pixel_change": distance.mean().item(),
-        CLOSED: lost_at(closed, range(schedule.timesteps), tau),
-        MEASURED: lost_at(measured, grid, tau),
+        CLOSED: theory.lost_at(closed, range(schedule.timesteps), tau),
+        MEASURED: theory.lost_at(measured, grid, tau),
         "closed_form": closed[grid].tolist(),
         "monte_carlo": measured.tolist(),
     }
@@ -203,10 +189,10 @@ def _curves(
 def _subsets(model: DiTi, x0: Tensor, y0: Tensor) -> dict[str, Any]:
     """How z moves when the attribute changes: share and argmax of the subsets, mean position in time."""
     z, moved = (model.encode(pixels, value_range=MODEL_RANGE) for pixels in (x0, y0))
-    shares = movement_shares(z, moved, model.statistics(z)[1], model.partition)
+    shares = theory.movement_shares(z, moved, model.statistics(z)[1], model.partition)
     return {
         "subset": int(shares.argmax()),
-        "subset_position": mean_position(shares, model.partition),
+        "subset_position": theory.mean_position(shares, model.partition),
         "subset_shares": shares.tolist(),
     }
 
@@ -216,8 +202,8 @@ def probe_subsets(record: dict[str, Any], model: DiTi, dataset: Dataset) -> None
     names = [name for name in record["attributes"] if name in dataset.attributes]
     splits = Splits(*(dataset.rows(split) for split in SPLITS))
     if not names or not len(splits.train) or not len(splits.valid):
-        _leave_out(
-            record, f"{record['data']} has no labels of these attributes in train and valid: no probe of subsets"
+        record["left_out"].append(
+            f"{record['data']} has no labels of these attributes in train and valid: no probe of subsets"
         )
         return
     matrix = subset_matrix(
@@ -230,7 +216,7 @@ def probe_subsets(record: dict[str, Any], model: DiTi, dataset: Dataset) -> None
             record["attributes"][carrier.name] |= {
                 "probed_subset": carrier.subset,
                 "probed_score": carrier.score,
-                "probed_position": subset_position(carrier.subset, model.partition),
+                "probed_position": theory.subset_position(carrier.subset, model.partition),
             }
 
 
@@ -238,9 +224,9 @@ def rank_attributes(record: dict[str, Any]) -> None:
     """Whether all measures put the attributes in one order."""
     count = len(record["attributes"])
     if count < FEWEST_RANKED:
-        _leave_out(record, f"{count} attributes have no order to speak of: it needs {FEWEST_RANKED}")
+        record["left_out"].append(f"{count} attributes have no order to speak of: it needs {FEWEST_RANKED}")
     else:
-        record["ordering"] = rank_agreement(_columns(record), record["seed"])
+        record["ordering"] = theory.rank_agreement(_columns(record), record["seed"])
 
 
 def _times(record: dict[str, Any], key: str) -> dict[str, float]:
@@ -258,16 +244,6 @@ def _columns(record: dict[str, Any]) -> dict[str, list[float]]:
         if any(key in a for a in attributes):
             columns[key] = [a.get(key, math.nan) for a in attributes]
     return columns
-
-
-def draw_attributes(record: dict[str, Any], out: Path) -> None:
-    """Curves over time, and change against time."""
-    attributes, grid = record["attributes"], record["grid"]
-    figures = (
-        save_attribute_loss(attributes, grid, record["tau"], out / "attribute_loss.png"),
-        save_ordering(attributes, grid, out / "ordering.png"),
-    )
-    record["figures"] += [figure.name for figure in figures]
 
 
 # ---- For the reader at the terminal -------------------------------------------------------------------------

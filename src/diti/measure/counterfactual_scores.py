@@ -163,10 +163,7 @@ def manipulation_scores(
     found: list[dict[str, np.ndarray]] = []
     steps = editing_steps(model, len(originals), len(scored), sampling_steps)
     with progress_bar("measuring edits", steps, unit="steps", shown=progress) as advance:
-
-        def on_step(index: int, total: int, x: Tensor) -> None:
-            advance()
-
+        on_step: OnStep = lambda index, total, x: advance()  # noqa: E731
         unedited = Unedited.of(model, classifier, originals, sampling_steps, masked=masked, on_step=on_step)
         for direction, (upward, edited) in zip(scored, unedited.edits(scored, scale, on_step), strict=True):
             found.append(
@@ -354,10 +351,7 @@ def interpolation_scores(
     both, one = (model.steps_of(count, sampling_steps) for count in (2 * pairs, pairs))
     steps = 2 * both + len(x_t) * len(swaps) * one
     with progress_bar("measuring swaps", steps, unit="steps", shown=progress) as advance:
-
-        def on_step(index: int, total: int, x: Tensor) -> None:
-            advance()
-
+        on_step: OnStep = lambda index, total, x: advance()  # noqa: E731
         ends = Inverted.of(model, torch.cat([firsts, seconds]), sampling_steps, masked=masked, on_step=on_step)
         read_a, read_b = np.split(classifier(ends.shown(ends.z, ends.x_T, on_step))[:, readable], 2)
         reads = {kind: read_swaps(ends, classifier, swaps, kind, on_step)[:, :, readable] for kind in x_t}

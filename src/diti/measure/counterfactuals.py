@@ -180,10 +180,7 @@ class EditStudy:
     @property
     def settings(self) -> dict[str, Any]:
         kept = {name: value for name, value in asdict(self.options).items() if name != "overwrite"}
-        return kept | {
-            "dims": self.dims,
-            "classifier_images": self.options.classifier_images or IMAGES,
-        }
+        return kept | {"dims": self.dims, "classifier_images": self.options.classifier_images or IMAGES}
 
     # ---- What is measured on -------------------------------------------------------------------------------
 
@@ -243,8 +240,7 @@ class EditStudy:
 
     def directions_of(self, names: Sequence[str]) -> list[Direction]:
         """The same for chosen attributes."""
-        found = []
-        folder = locate(self.source)
+        found, folder = [], locate(self.source)
         with progress_bar("directions", len(names), unit="attributes") as advance:
             for name in names:
                 direction, _ = find_or_learn_direction(

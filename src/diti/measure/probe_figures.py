@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from diti.core.images import save_figure
 from diti.probes.linear import AttributeRow, ProbeResult
 from diti.probes.matrix import Cumulative, SubsetMatrix
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OURS, OTHER, BETTER, WORSE, PALE = "#2f6f9f", "#8a8f98", "#c8423b", "#3f78c4", "#d9dde2"
 HIGHLIGHT = 0.02  # the paper marks improvements of more than 2 %
@@ -66,8 +64,6 @@ def save_differences(gains: Mapping[str, float], other: str, path: Path) -> Path
 
 def save_weights(result: ProbeResult, path: Path) -> Path:
     """Figure 2b: how the classifier's weights are spread, each attribute's scaled to its largest."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.hist(relative_weights(result.weights).ravel(), bins=40, range=(0, 1), density=True, color=OURS)
@@ -83,8 +79,6 @@ def relative_weights(weights: np.ndarray) -> np.ndarray:
 
 def save_matrix(matrix: SubsetMatrix, times: Sequence[int], path: Path) -> Path:
     """Which subsets carry which attribute: score alone above chance, and what is lost without the subset."""
-    from matplotlib.figure import Figure
-
     order = np.argsort(_centre(matrix.alone - matrix.chance))
     names = [f"{matrix.names[i]} ({ROWS[matrix.scores[i]]})" for i in order]
     figure = Figure(figsize=(4 + 0.36 * len(matrix.ends), 1.6 + 0.2 * len(names)), layout="constrained")
@@ -113,8 +107,6 @@ def _centre(gain: np.ndarray) -> np.ndarray:
 
 def save_cumulative(growing: Cumulative, path: Path) -> Path:
     """Mean score against the number of subsets, from the early and from the late end."""
-    from matplotlib.figure import Figure
-
     means = growing.means()
     figure = Figure(figsize=(4.4 * len(means), 3.4), layout="constrained")
     counts = range(1, len(growing.ends) + 1)
@@ -130,8 +122,6 @@ def save_cumulative(growing: Cumulative, path: Path) -> Path:
 
 def _tall(rows: int) -> tuple[Figure, Any]:
     """A figure of one row of text per bar."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(6, 1 + 0.2 * rows), layout="constrained")
     axes = figure.subplots()
     axes.tick_params(axis="y", labelsize=8)

@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle
+from matplotlib.ticker import LogLocator
 from torch import Tensor
 
 from diti.core.images import grid, save_figure, save_picture, to_uint8
@@ -15,20 +20,13 @@ from diti.diffusion.schedule import Schedule, gather, q_sample
 from diti.theory import Reconstruct, attribute_error, closed_form_curve, lost_at
 
 INK, GREY, PAIR_COLOURS = "#2b2b33", "#9a9aa5", {"A": "#c8443c", "B": "#e8913a", "C": "#2f6fb3", "D": "#45a5a0"}
-POINTS = {
-    "A": (2.0, 2.7),
-    "B": (3.4, 2.3),
-    "C": (1.8, -2.0),
-    "D": (3.2, -2.5),
-}  # of a two-dimensional sample space
+POINTS = {"A": (2.0, 2.7), "B": (3.4, 2.3), "C": (1.8, -2.0), "D": (3.2, -2.5)}  # of a sample space of two dims
 SHOWN_ERROR = 0.2  # figure 1a shows the time-steps at which the fine and the coarse attribute reach this Err
 RECONSTRUCTION_TIMES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75)  # t / T of figure 1b
 
 
 def save_overlap_figure(schedule: Schedule, path: Path) -> Path:
     """Figure 1a: noise lets four images overlap, first those that differ in a fine attribute, then all."""
-    from matplotlib.figure import Figure
-
     steps = range(schedule.timesteps)
     fine, coarse = _distance("A", "B"), _distance("A", "C")
     times = [lost_at(closed_form_curve(d[None], schedule), steps, SHOWN_ERROR) for d in (fine, coarse)]
@@ -55,8 +53,6 @@ def _distance(first: str, second: str) -> Tensor:
 
 def _draw_clouds(axes: Any, abar: float) -> None:
     """q(x_t | x0) of each point: its mean √ᾱ x0, a circle of one standard deviation √(1 - ᾱ), and its path."""
-    from matplotlib.patches import Circle
-
     axes.axhline(0, color=GREY, lw=0.6, zorder=0)
     axes.axvline(0, color=GREY, lw=0.6, zorder=0)
     pure_noise = abar**0.5 < 0.05
@@ -98,10 +94,6 @@ def save_attribute_loss(
     attributes: Mapping[str, Mapping[str, Any]], timesteps: Sequence[int], tau: float, path: Path
 ) -> Path:
     """Err over t for each attribute: closed form (eq. 5) dashed, Monte Carlo with the trained model solid."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
     names = sorted(attributes, key=lambda name: _time(attributes[name], "lost_at_monte_carlo", timesteps))
     figure = Figure(figsize=(10, 5.4), layout="constrained")
     axes = figure.subplots()
@@ -133,9 +125,6 @@ def save_attribute_loss(
 
 def save_ordering(attributes: Mapping[str, Mapping[str, Any]], timesteps: Sequence[int], path: Path) -> Path:
     """The theorem's order: how much an attribute changes the picture against when it is lost."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
-
     names = list(attributes)
     change = [attributes[name]["pixel_change"] for name in names]
     figure = Figure(figsize=(7.6, 5.2), layout="constrained")

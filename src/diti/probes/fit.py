@@ -149,14 +149,18 @@ class RidgeMoments:
         return weights, self.mean_y - self.mean_x @ weights
 
 
+def ridge_moments(x: Tensor, labels: np.ndarray) -> Iterator[tuple[np.ndarray, RidgeMoments]]:
+    """Columns of the labels (N, A), and the moments of the images that have these labels; none for no columns."""
+    for rows, columns in label_patterns(labels) if labels.shape[1] else ():
+        part = x if len(rows) == len(x) else x[torch.from_numpy(rows)]
+        yield columns, RidgeMoments.of(part, torch.from_numpy(labels[np.ix_(rows, columns)]))
+
+
 def fit_ridge(x: Tensor, labels: np.ndarray, grid: np.ndarray) -> FitPath:
     """Ridge for every penalty of the grid from one eigen-decomposition: w = V (Λ + l2)⁻¹ Vᵀ cross."""
     weights = np.zeros((len(grid), x.shape[1], labels.shape[1]))
     bias = np.zeros((len(grid), labels.shape[1]))
-    for rows, columns in label_patterns(labels):
-        whole = len(rows) == len(x)
-        y = torch.from_numpy(labels[np.ix_(rows, columns)])
-        moments = RidgeMoments.of(x if whole else x[torch.from_numpy(rows)], y)
+    for columns, moments in ridge_moments(x, labels):
         values, vectors = torch.linalg.eigh(moments.cov)
         turned = vectors.T @ moments.cross
         for i, l2 in enumerate(grid):

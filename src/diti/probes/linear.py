@@ -308,10 +308,7 @@ def _interval(ends: np.ndarray) -> Interval | None:
 
 def _protocol_text(task: Task, plan: _Plan, rounds: int, tried: np.ndarray, *, on_valid: bool) -> str:
     """What was done, as text."""
-    if plan.protocol == "paper":
-        words = _paper_words(plan.mirrored is not None, on_valid)
-    else:
-        words = _converged_words(tried, plan.groups is not None, on_valid)
+    words = _paper_words(plan, on_valid) if plan.protocol == "paper" else _converged_words(plan, on_valid, tried)
     fitted = "; ".join(words[kind] for kind in task.kinds)
     tested = "scored once on test"
     if rounds > 1:
@@ -320,20 +317,19 @@ def _protocol_text(task: Task, plan: _Plan, rounds: int, tried: np.ndarray, *, o
     return f"{plan.protocol}: {fitted}; {tested}; 95 % intervals from {drawn}"
 
 
-def _converged_words(tried: np.ndarray, grouped: bool, on_valid: bool) -> dict[bool, str]:
+def _converged_words(plan: _Plan, on_valid: bool, tried: np.ndarray) -> dict[bool, str]:
     """By binary or not."""
     grid = f"on standardised codes, L2 per attribute from {tried[0]:g} to {tried[-1]:g} by"
-    inside = f"{FOLDS}-fold cross-validation inside the training images" + (", by group" if grouped else "")
+    by_group = "" if plan.groups is None else ", by group"
+    inside = f"{FOLDS}-fold cross-validation inside the training images{by_group}"
     return {
         True: f"logistic regression {grid} {'AP on valid' if on_valid else f'log-loss in {inside}'}",
         False: f"ridge regression {grid} {'MSE on valid' if on_valid else f'MSE in {inside}'}",
     }
 
 
-def _paper_words(mirrored: bool, on_valid: bool) -> dict[bool, str]:
+def _paper_words(plan: _Plan, on_valid: bool) -> dict[bool, str]:
     """By binary or not."""
-    layer = f"linear layer on raw codes, Adam 1e-3, 15 epochs, {'random' if mirrored else 'no'} flips"
-    epoch = (
-        ("best epoch by mean AP on valid", "best epoch by mean MSE on valid") if on_valid else ("last epoch",) * 2
-    )
-    return {True: f"{layer}, BCE, batch 128, {epoch[0]}", False: f"{layer}, squared error, batch 64, {epoch[1]}"}
+    layer = f"linear layer on raw codes, Adam 1e-3, 15 epochs, {'no' if plan.mirrored is None else 'random'} flips"
+    ap, mse = (f"best epoch by mean {score} on valid" if on_valid else "last epoch" for score in ("AP", "MSE"))
+    return {True: f"{layer}, BCE, batch 128, {ap}", False: f"{layer}, squared error, batch 64, {mse}"}

@@ -19,7 +19,7 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
-from diti.probes.fit import Basis, RidgeMoments, Standard, fit_logistic, gram_matrix, label_patterns
+from diti.probes.fit import Basis, RidgeMoments, Standard, fit_logistic, gram_matrix, ridge_moments
 from diti.probes.scores import average_precision, chance_ap, pearson
 from diti.probes.task import LeftOut, Splits, Task, checked_task
 
@@ -27,37 +27,39 @@ L2 = 1e-3  # the shared penalty
 TOLERANCE = 1e-3  # of the fits: the loss is then within 1e-6 of its minimum, far below the noise of a score
 
 
-@dataclass(frozen=True)
-class SubsetMatrix:
-    """Scores of the probe by subset (rows) and attribute (columns)."""
+@dataclass(frozen=True, kw_only=True)
+class _Scores:
+    """What is known of every score of attributes by parts of the code."""
 
     protocol: str
     names: tuple[str, ...]  # (A,)
     scores: tuple[str, ...]  # (A,) ap or r
     ends: tuple[int, ...]  # (K,)
-    alone: np.ndarray  # (K, A) the subset's dims only; an empty subset has the score of chance
-    without: np.ndarray  # (K, A) all dims but the subset's
-    full: np.ndarray  # (A,) all dims
     chance: np.ndarray  # (A,) share of positives; 0 for r
     left_out: tuple[LeftOut, ...]
 
     def record(self) -> dict[str, Any]:
         """JSON-able."""
-        return _record(self)
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.items()}
+        return plain | {"left_out": [dataclasses.asdict(item) for item in self.left_out]}
 
 
-@dataclass(frozen=True)
-class Cumulative:
+@dataclass(frozen=True, kw_only=True)
+class SubsetMatrix(_Scores):
+    """Scores of the probe by subset (rows) and attribute (columns)."""
+
+    alone: np.ndarray  # (K, A) the subset's dims only; an empty subset has the score of chance
+    without: np.ndarray  # (K, A) all dims but the subset's
+    full: np.ndarray  # (A,) all dims
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cumulative(_Scores):
     """Scores against the number of subsets in use."""
 
-    protocol: str
-    names: tuple[str, ...]  # (A,)
-    scores: tuple[str, ...]  # (A,) ap or r
-    ends: tuple[int, ...]  # (K,)
     early: np.ndarray  # (K, A) row i: subsets 0 .. i
     late: np.ndarray  # (K, A) row i: the last i + 1 subsets
-    chance: np.ndarray  # (A,)
-    left_out: tuple[LeftOut, ...]
 
     def means(self) -> dict[str, dict[str, np.ndarray]]:
         """{"ap": {"early": (K,), "late": (K,)}, "r": ...}: mean over the attributes with that score."""
@@ -70,7 +72,7 @@ class Cumulative:
     def record(self) -> dict[str, Any]:
         """JSON-able."""
         means = {s: {way: m.tolist() for way, m in ways.items()} for s, ways in self.means().items()}
-        return _record(self) | {"means": means}
+        return super().record() | {"means": means}
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,8 @@ def subset_matrix(
 
     Fits train, scores `split`; with `rows` at most that many training images are used, drawn with `seed`.
     """
-    reader = _Reader.of(features, labels, names, binary, splits, split, l2, rows, seed)
-    bounds = _bounds(ends, features.shape[1])
+    reader = _Reader.of(features, labels, names, binary, splits, ends, split, l2, rows, seed)
+    bounds = reader.bounds
     whole, theta = reader.read(0, bounds[-1])
     alone, without = [], []
     with progress_bar("subset matrix", len(ends), unit="subsets", shown=progress) as advance:
@@ -111,17 +113,7 @@ def subset_matrix(
             alone.append(reader.read(low, high)[0])
             without.append(reader.read_without(low, high, theta) if high > low else whole)
             advance()
-    return SubsetMatrix(
-        protocol=reader.protocol,
-        names=reader.task.names,
-        scores=reader.kinds,
-        ends=bounds[1:],
-        alone=np.stack(alone),
-        without=np.stack(without),
-        full=whole,
-        chance=reader.chance,
-        left_out=reader.task.left_out,
-    )
+    return SubsetMatrix(alone=np.stack(alone), without=np.stack(without), full=whole, **reader.about)
 
 
 def cumulative(
@@ -139,8 +131,8 @@ def cumulative(
     progress: bool = False,
 ) -> Cumulative:
     """Score against the number of subsets, taken from early to late and from late to early."""
-    reader = _Reader.of(features, labels, names, binary, splits, split, l2, rows, seed)
-    bounds = _bounds(ends, features.shape[1])
+    reader = _Reader.of(features, labels, names, binary, splits, ends, split, l2, rows, seed)
+    bounds = reader.bounds
     early, late, first, last = [], [], None, None
     with progress_bar("cumulative scores", 2 * len(ends), unit="fits", shown=progress) as advance:
         for high in bounds[1:]:
@@ -151,16 +143,7 @@ def cumulative(
             score, last = reader.read(low, bounds[-1], last)
             late.append(score)
             advance()
-    return Cumulative(
-        protocol=reader.protocol,
-        names=reader.task.names,
-        scores=reader.kinds,
-        ends=bounds[1:],
-        early=np.stack(early),
-        late=np.stack(late),
-        chance=reader.chance,
-        left_out=reader.task.left_out,
-    )
+    return Cumulative(early=np.stack(early), late=np.stack(late), **reader.about)
 
 
 def carriers(matrix: SubsetMatrix) -> list[Carrier]:
@@ -196,6 +179,7 @@ class _Reader:
     y: np.ndarray  # (N, A)
     scored: Tensor  # (M, D) standardised images to score
     truth: np.ndarray  # (M, A)
+    bounds: tuple[int, ...]  # (K + 1,) of the subsets
     gram: Tensor  # (D, D)
     moments: list[tuple[np.ndarray, RidgeMoments]]  # continuous attributes: columns, and what ridge needs
     l2: float
@@ -209,6 +193,7 @@ class _Reader:
         names: Sequence[str],
         binary: Sequence[bool] | np.ndarray,
         splits: Splits,
+        ends: Sequence[int],
         split: str,
         l2: float,
         rows: int | None,
@@ -222,7 +207,7 @@ class _Reader:
             train = np.sort(numpy_generator(seed, "matrix rows").choice(train, rows, replace=False))
         task = task.usable({"train": train, split: tested})
         standard = Standard.of(features, train)
-        x, y = standard.apply(features, train), task.labels[train]
+        x, y, continuous = standard.apply(features, train), task.labels[train], np.flatnonzero(~task.binary)
         text = (
             f"logistic regression (AP) and ridge regression (r) on standardised codes, L2 {l2:g} for all, "
             f"fitted to {len(train):,} of {len(splits.train):,} training images, scored on {split}"
@@ -233,15 +218,21 @@ class _Reader:
             y=y,
             scored=standard.apply(features, tested),
             truth=task.labels[tested],
+            bounds=_bounds(ends, features.shape[1]),
             gram=gram_matrix(x),
-            moments=_moments(x, y, np.flatnonzero(~task.binary)),
+            moments=[(continuous[columns], m) for columns, m in ridge_moments(x, y[:, continuous])],
             l2=l2,
             protocol=text,
         )
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        return tuple("ap" if binary else "r" for binary in self.task.binary)
+    def about(self) -> dict[str, Any]:
+        """The fields of `_Scores`."""
+        return {
+            "protocol": self.protocol, "names": self.task.names, "ends": self.bounds[1:], "chance": self.chance,
+            "scores": tuple("ap" if binary else "r" for binary in self.task.binary),
+            "left_out": self.task.left_out,
+        }  # fmt: skip
 
     @property
     def chance(self) -> np.ndarray:
@@ -291,18 +282,3 @@ class _Reader:
             predicted = self.scored @ weights.float()
             found[columns] = np.nan_to_num(pearson(predicted.numpy(), self.truth[:, columns]))
         return found
-
-
-def _moments(x: Tensor, y: np.ndarray, columns: np.ndarray) -> list[tuple[np.ndarray, RidgeMoments]]:
-    """Moments of the continuous attributes, grouped by which images have their label."""
-    found = []
-    for rows, places in label_patterns(y[:, columns]) if len(columns) else ():
-        part = x if len(rows) == len(x) else x[torch.from_numpy(rows)]
-        found.append((columns[places], RidgeMoments.of(part, torch.from_numpy(y[np.ix_(rows, columns[places])]))))
-    return found
-
-
-def _record(result: SubsetMatrix | Cumulative) -> dict[str, Any]:
-    found = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.items()}
-    return plain | {"left_out": [dataclasses.asdict(item) for item in result.left_out]}

@@ -163,17 +163,14 @@ def find_weights(folder: Path | None = None) -> dict[str, Path | str]:
 
     Looks in `folder`, else in the folder that the environment variable DITI_METRICS names.
     """
-    named = os.environ.get(WEIGHTS_VARIABLE)
-    place = folder if folder is not None else Path(named) if named else None
-    found: dict[str, Path | str] = {}
-    for metric, file in WEIGHTS.items():
-        if place is None:
-            found[metric] = f"not measured: {file} not found in any folder ({WEIGHTS_VARIABLE} is not set)"
-        elif (place / file).is_file():
-            found[metric] = place / file
-        else:
-            found[metric] = f"not measured: {file} not found in {place}"
-    return found
+    place = folder or os.environ.get(WEIGHTS_VARIABLE)
+    absent = f"in {place}" if place else f"in any folder ({WEIGHTS_VARIABLE} is not set)"
+    return {
+        metric: Path(place) / file
+        if place and (Path(place) / file).is_file()
+        else f"not measured: {file} not found {absent}"
+        for metric, file in WEIGHTS.items()
+    }
 
 
 def load_network(path: Path) -> torch.jit.ScriptModule:
@@ -258,7 +255,10 @@ def _chunks(images: Images, reconstructions: Images) -> Iterator[tuple[Tensor, T
 
 def _pair(images: Images, reconstructions: Images) -> tuple[Tensor, Tensor]:
     """Both sets as tensors on the CPU, checked."""
-    x, y = (_tensor(side) for side in (images, reconstructions))
+    x, y = (  # torch has no read-only tensors: such arrays are copied
+        side.detach().cpu() if isinstance(side, Tensor) else torch.from_numpy(np.require(side, requirements="W"))
+        for side in (images, reconstructions)
+    )
     for name, side in (("images", x), ("reconstructions", y)):
         if side.ndim != 4 or side.shape[1] != 3 or not side.is_floating_point() or side.numel() == 0:
             raise InputError(f"{name} are {side.dtype} {tuple(side.shape)}; give floats (N, 3, H, W) in [-1, 1]")
@@ -268,9 +268,3 @@ def _pair(images: Images, reconstructions: Images) -> tuple[Tensor, Tensor]:
     if x.shape != y.shape:
         raise InputError(f"images are {tuple(x.shape)} and reconstructions {tuple(y.shape)}; give equal shapes")
     return x, y
-
-
-def _tensor(side: Images) -> Tensor:
-    if isinstance(side, Tensor):
-        return side.detach().cpu()
-    return torch.from_numpy(side if side.flags.writeable else side.copy())  # torch has no read-only tensors

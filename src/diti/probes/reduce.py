@@ -135,17 +135,31 @@ class Reduced:
     subsets: np.ndarray  # (M,) the subset a component comes from
     variances: np.ndarray  # (M,) over the training rows
 
+    def keep(self, which: np.ndarray) -> Reduced:
+        """Some of the components, by place or by a mask (M,)."""
+        return Reduced(self.codes[:, which], self.subsets[which], self.variances[which])
+
 
 def reduce_subsets(
     codes: np.ndarray, ends: Sequence[int], per_subset: int = 1, *, train: np.ndarray | None = None
 ) -> Reduced:
-    """The first `per_subset` principal components of every non-empty subset, fitted on the rows `train`."""
+    """The first `per_subset` principal components of every non-empty subset, fitted on the rows `train`.
+
+    Components that are constant next to the largest are left out.
+    """
     if per_subset < 1:
         raise InputError(f"{per_subset} components per subset were asked for; ask for 1 or more")
-    parts = _subset_components(codes, ends, train)
-    return _join(
-        codes, [(i, part, mean, axes[:, :per_subset], v[:per_subset]) for i, part, mean, axes, v in parts]
-    )
+    rows = codes if train is None else codes[train]
+    parts = []
+    for index, part in _slices(ends, codes.shape[1]):
+        mean, axes, variances = principal_components(rows[:, part])
+        projected = (codes[:, part].astype(np.float64) - mean) @ axes[:, :per_subset]
+        parts.append((projected, np.full(projected.shape[1], index), variances[:per_subset]))
+    found = Reduced(*(np.concatenate(each, -1) for each in zip(*parts, strict=True)))
+    largest = found.variances.max()
+    if largest == 0:
+        raise InputError(f"all {codes.shape[1]} dims of the code are constant in {len(rows)} rows; score another")
+    return found.keep(found.variances > TINY * largest)
 
 
 def reduce_total(
@@ -159,36 +173,9 @@ def reduce_total(
     """
     if total < 1:
         raise InputError(f"{total} components in total were asked for; ask for 1 or more")
-    parts = _subset_components(codes, ends, train)
-    ranked = np.sort(np.concatenate([v for *_, v in parts]))[::-1]
-    least = ranked[min(total, len(ranked)) - 1]
-    room = total - int((ranked > least).sum())  # equal variances: the earlier subset goes first
-    chosen = []
-    for index, part, mean, axes, variances in parts:
-        equal = min(room, int((variances == least).sum()))
-        room -= equal
-        kept = int((variances > least).sum()) + equal
-        chosen.append((index, part, mean, axes[:, :kept], variances[:kept]))
-    return _join(codes, chosen)
-
-
-Part = tuple[
-    int, slice, np.ndarray, np.ndarray, np.ndarray
-]  # subset, dims, mean (d,), axes (d, m), variances (m,)
-
-
-def _subset_components(codes: np.ndarray, ends: Sequence[int], train: np.ndarray | None) -> list[Part]:
-    """All components of every non-empty subset, without those that are constant next to the largest."""
-    rows = codes if train is None else codes[train]
-    parts: list[Part] = []
-    for index, part in _slices(ends, codes.shape[1]):
-        mean, axes, variances = principal_components(rows[:, part])
-        parts.append((index, part, mean, axes, variances))
-    largest = max(float(v.max()) for *_, v in parts)
-    if largest == 0:
-        raise InputError(f"all {codes.shape[1]} dims of the code are constant in {len(rows)} rows; score another")
-    kept = [int((v > TINY * largest).sum()) for *_, v in parts]
-    return [(i, p, mean, axes[:, :m], v[:m]) for (i, p, mean, axes, v), m in zip(parts, kept, strict=True) if m]
+    found = reduce_subsets(codes, ends, total, train=train)
+    ranked = np.argsort(-found.variances, kind="stable")  # equal variances: the earlier subset goes first
+    return found.keep(np.sort(ranked[:total]))
 
 
 def principal_components(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -207,10 +194,3 @@ def _slices(ends: Sequence[int], dims: int) -> list[tuple[int, slice]]:
     if any(a > b for a, b in itertools.pairwise(bounds)) or bounds[-1] != dims:
         raise InputError(f"the subsets end at {bounds[1:]}, the code has {dims} dims; ends rise and end at {dims}")
     return [(i, slice(a, b)) for i, (a, b) in enumerate(itertools.pairwise(bounds)) if a < b]
-
-
-def _join(codes: np.ndarray, parts: list[Part]) -> Reduced:
-    """Project all rows on the chosen axes."""
-    projected = [(codes[:, part].astype(np.float64) - mean) @ axes for _, part, mean, axes, _ in parts]
-    owners = [np.full(len(variances), index) for index, *_, variances in parts]
-    return Reduced(np.concatenate(projected, 1), np.concatenate(owners), np.concatenate([v for *_, v in parts]))

@@ -172,16 +172,15 @@ def _tie_ends(ordered: np.ndarray) -> np.ndarray:
 
 def _column_auroc(scores: np.ndarray, truth: np.ndarray) -> float:
     """Mann-Whitney: (Σ mid-ranks of the positives - P (P + 1) / 2) / (P Q)."""
-    seen = np.flatnonzero(np.isfinite(truth))
-    order = seen[np.argsort(scores[seen], kind="stable")]
-    hits = truth[order] > 0
+    from scipy.stats import rankdata
+
+    seen = np.isfinite(truth)
+    hits = truth[seen] > 0
     positives, negatives = int(hits.sum()), int((~hits).sum())
     if positives == 0 or negatives == 0:
         return float("nan")
-    last = _tie_ends(scores[order])
-    first = len(order) - 1 - _tie_ends(scores[order][::-1])[::-1]
-    ranks = (first + last) / 2 + 1
-    return float((ranks[hits].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    above = rankdata(scores[seen])[hits].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives))
 
 
 def _moments(predicted: np.ndarray, truth: np.ndarray) -> list[np.ndarray]:

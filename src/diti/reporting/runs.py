@@ -198,22 +198,17 @@ def read_run(path: Path, dataset: Dataset, other: Dataset | None = None) -> Run:
 
 def check_finished(path: Path) -> None:
     """InputError for anything but a folder that diti train or solve wrote to its end; says how to finish it."""
-    _check_kind(path)
+    absent = [name for name in ("config.yaml", "run.json") if not (path / name).is_file()]
+    if absent:
+        raise InputError(
+            f"{path} is not a run folder ({', '.join(absent)} missing); name a folder written by: diti train"
+        )
+    if _verb(path) not in MAKERS:
+        raise InputError(f"{path} was written by diti {_verb(path)}; name a folder written by: diti train")
     length = 0 if _verb(path) == "solve" else read_config(path).training.sure_images
     if missing := RunFolder(path).missing(length):
         command = read_settings(path / "run.json").get("command")
         raise InputError(f"{path} is not a finished run ({', '.join(missing)} missing); finish it with: {command}")
-
-
-def _check_kind(path: Path) -> None:
-    """A folder of `diti train` or `diti solve`, finished or not."""
-    missing = [name for name in ("config.yaml", "run.json") if not (path / name).is_file()]
-    if missing:
-        raise InputError(
-            f"{path} is not a run folder ({', '.join(missing)} missing); name a folder written by: diti train"
-        )
-    if _verb(path) not in MAKERS:
-        raise InputError(f"{path} was written by diti {_verb(path)}; name a folder written by: diti train")
 
 
 def _verb(path: Path) -> str:

@@ -101,11 +101,7 @@ def at(record: Any, *keys: str) -> Any:
 
 
 def _probed(name: str, record: str = "probe") -> Callable[[Records], Score | None]:
-    def pick(records: Records) -> Score | None:
-        found = at(records, record, "probe")
-        return score_in_row(found, f"mean_{name}")
-
-    return pick
+    return lambda records: score_in_row(at(records, record, "probe"), f"mean_{name}")
 
 
 def score_in_row(row: Any, name: str) -> Score | None:
@@ -114,9 +110,11 @@ def score_in_row(row: Any, name: str) -> Score | None:
     return None if value is None else Score(value, *(ends or ()))
 
 
-def _disentangled(reduction: str, name: str) -> Callable[[Records], Score | None]:
+def _number(*keys: str) -> Callable[[Records], Score | None]:
+    """A number of the records that has no interval."""
+
     def pick(records: Records) -> Score | None:
-        value = at(records, "probe", "disentanglement", "reductions", reduction, "scores", name, "value")
+        value = at(records, *keys)
         return None if value is None else Score(value)
 
     return pick
@@ -139,12 +137,9 @@ def _swapped(x_t: str) -> Callable[[Records], Score | None]:
     return _edited("interpolation", "x_t", x_t, "mean_above_random")
 
 
-def _removed(records: Records) -> Score | None:
-    value = at(records, "checks", "loss_removed")
-    return None if value is None else Score(value)
-
-
-REMOVED = Measure("loss removed %", "% of the frozen model's loss removed", _removed, scale=100, digits=1)
+REMOVED = Measure(
+    "loss removed %", "% of the frozen model's loss removed", _number("checks", "loss_removed"), 1, 100, 1
+)
 PROBED = {
     "ap": Measure("mean AP %", "% AP", _probed("ap"), scale=100, digits=1),
     "r": Measure("Pearson r", "r", _probed("r")),
@@ -207,4 +202,5 @@ VARIED = PROBED | {"removed": REMOVED, "change": CHANGE, "clean": CLEAN}  # what
 
 
 def disentangled_measures(reduction: str) -> list[Measure]:
-    return [Measure(name, name, _disentangled(reduction, key)) for key, name in DISENTANGLED.items()]
+    keys = ("probe", "disentanglement", "reductions", reduction, "scores")
+    return [Measure(name, name, _number(*keys, key, "value")) for key, name in DISENTANGLED.items()]

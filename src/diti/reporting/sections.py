@@ -28,13 +28,14 @@ def sections(groups: Sequence[Group], tables: Tables, headline: str, figures: Pa
         counterfactuals(groups, tables),
         theory(groups),
         subsets(groups),
-        disentanglement(tables),
-        ablations(tables),
+        Section("Disentanglement", DISENTANGLEMENT, those_of(tables, "disentanglement")),
+        Section("Ablations", "Table 2 of the paper, with these runs.", those_of(tables, "table2")),
         training(groups, tables, figures),
-        attributes(tables),
-        provenance(tables),
+        Section("Attribute by attribute", "", those_of(tables, "attributes")),
+        Section("How it was made", PROVENANCE, those_of(tables, "provenance")),
     ]
-    found = [look(groups), numbers(tables, headline), *(replace(section, folded=True) for section in looked_up)]
+    comparison = Section("The comparison", headline, those_of(tables, "summary"))
+    found = [look(groups), comparison, *(replace(section, folded=True) for section in looked_up)]
     return [section for section in found if section.blocks]
 
 
@@ -45,11 +46,6 @@ def look(groups: Sequence[Group]) -> Section:
     for stage, file, words in FIRST_PICTURES:
         blocks += picture(run, stage, file, words)
     return Section(f"What {title_of(run.config.method)} found without labels", "", blocks)
-
-
-def numbers(tables: Tables, headline: str) -> Section:
-    """The one table that compares, and what it says."""
-    return Section("The comparison", headline, those_of(tables, "summary"))
 
 
 def knowledge(groups: Sequence[Group], tables: Tables, figures: Path) -> Section:
@@ -107,14 +103,6 @@ def subsets(groups: Sequence[Group]) -> Section:
     return Section("Which subset carries what", SUBSETS, blocks)
 
 
-def disentanglement(tables: Tables) -> Section:
-    return Section("Disentanglement", DISENTANGLEMENT, those_of(tables, "disentanglement"))
-
-
-def ablations(tables: Tables) -> Section:
-    return Section("Ablations", "Table 2 of the paper, with these runs.", those_of(tables, "table2"))
-
-
 def training(groups: Sequence[Group], tables: Tables, figures: Path) -> Section:
     """What it cost, figures A9 and A10, and reconstructions."""
     blocks: list[Table | Figure] = those_of(tables, "cost")
@@ -143,14 +131,6 @@ def loss_panels(groups: Sequence[Group]) -> list[LossPanel]:
         alike = (loss, config.views, config.vae, config.gan, config.training.train_batch_size)
         found.setdefault(alike, LossPanel(loss)).runs[group.label] = run.path
     return list(found.values())
-
-
-def attributes(tables: Tables) -> Section:
-    return Section("Attribute by attribute", "", those_of(tables, "attributes"))
-
-
-def provenance(tables: Tables) -> Section:
-    return Section("How it was made", PROVENANCE, those_of(tables, "provenance"))
 
 
 # ---- Pieces ------------------------------------------------------------------------------------------------

@@ -429,8 +429,4 @@ def _csv_column(heading: str, cells: Sequence[Cell]) -> list[list[str]]:
 
 def table_record(table: Table) -> dict[str, Any]:
     """JSON-able: everything the table holds."""
-    record = dataclasses.asdict(table)
-    return record | {
-        "columns": list(table.columns),
-        "rows": [[dataclasses.asdict(c) for c in r] for r in table.rows],
-    }
+    return dataclasses.asdict(table)

@@ -14,8 +14,7 @@ def headline(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[
     """Three sentences at most: who reads better, who edits more cleanly, and what needs no method at all."""
     found = []
     for measure in (PROBED["ap"], CLEAN):
-        scores = [(group, score) for group in groups if (score := over_runs(group, measure.of))]
-        found += verdicts_by([(group, score) for group, score in scores if score.low is not None], measure)[:1]
+        found += verdicts_by(_with_interval(groups, measure), measure)[:1]
     return [*found, *filter(None, [best_baseline(PROBED["ap"], groups, baselines)])]
 
 
@@ -33,9 +32,13 @@ def verdicts(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[
     """By each score with intervals two groups of one budget, the best two of several; then the best baseline."""
     found = []
     for measure in [*PROBED.values(), *(m for m in EDITED if m.better)]:
-        scores = [(group, score) for group in groups if (score := over_runs(group, measure.of))]
-        found += verdicts_by([(group, score) for group, score in scores if score.low is not None], measure)
+        found += verdicts_by(_with_interval(groups, measure), measure)
     return found + [sentence for m in PROBED.values() if (sentence := baseline_verdict(m, groups, baselines))]
+
+
+def _with_interval(groups: Sequence[Group], measure: Measure) -> list[Scored]:
+    scores = [(group, score) for group in groups if (score := over_runs(group, measure.of))]
+    return [(group, score) for group, score in scores if score.low is not None]
 
 
 def verdicts_by(scores: Sequence[Scored], measure: Measure) -> list[str]:
