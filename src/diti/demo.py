@@ -27,7 +27,8 @@ from diti.reporting.runs import Run
 from diti.reporting.stages import Effort
 from diti.reporting.terminal import print_table
 from diti.representation.settings import resolve
-from diti.sweep.trainings import Plan, check_plan, run_trainings
+from diti.sweep.plans import run_sweep
+from diti.sweep.trainings import Plan, check_plan
 
 Solvable = Literal["diti", "pdae"]
 METHODS: tuple[Solvable, ...] = ("diti", "pdae")
@@ -102,7 +103,7 @@ def run_demo(out: Path, length: Length) -> Report:
     save_faces(dataset, out / "faces")
     runs = solve_methods(out / "runs", data, length)
     if plan:
-        runs += sorted(run_trainings(plan, out / "runs"), key=lambda run: run.name.startswith("pdae"))
+        runs += sorted(run_sweep(plan, out / "runs"), key=lambda run: run.name.startswith("pdae"))
     built = build_report(
         runs,
         out / "report",
