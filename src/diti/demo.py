@@ -27,7 +27,8 @@ from diti.reporting.runs import Run
 from diti.reporting.stages import Effort
 from diti.reporting.terminal import print_table
 from diti.representation.settings import resolve
-from diti.sweep.trainings import Plan, check_plan, run_trainings
+from diti.sweep.plans import run_sweep
+from diti.sweep.trainings import Plan, check_plan
 
 Solvable = Literal["diti", "pdae"]
 METHODS: tuple[Solvable, ...] = ("diti", "pdae")
@@ -67,11 +68,7 @@ LENGTHS = {
         ),
         remark="One seed: the intervals say how much other test images change a score, not other training images.",
     ),
-    "full": Length(
-        faces=12_000,
-        seeds=(0, 1, 2),
-        remark="Three seeds: the intervals are over them.",
-    ),
+    "full": Length(faces=12_000, seeds=(0, 1, 2), remark="Three seeds: the intervals are over them."),
 }
 TRAINED = 40_000  # images of `--train`
 
@@ -102,7 +99,7 @@ def run_demo(out: Path, length: Length) -> Report:
     save_faces(dataset, out / "faces")
     runs = solve_methods(out / "runs", data, length)
     if plan:
-        runs += sorted(run_trainings(plan, out / "runs"), key=lambda run: run.name.startswith("pdae"))
+        runs += sorted(run_sweep(plan, out / "runs"), key=lambda run: run.name.startswith("pdae"))
     built = build_report(
         runs,
         out / "report",
@@ -120,16 +117,16 @@ def run_demo(out: Path, length: Length) -> Report:
 
 
 def solve_methods(out: Path, data: Path, length: Length) -> list[Path]:
-    """DiTi and PDAE in closed form, from one pass over the images for each seed."""
+    """DiTi and PDAE in closed form, from one pass over the images for each seed; all of DiTi first."""
     from diti.representation.solve.run import solve_models
 
-    runs = {
-        seed: {out / f"{method}-solved-s{seed}": settings(method, seed, data, length) for method in METHODS}
-        for seed in length.seeds
-    }
     for seed in length.seeds:
-        solve_models(runs[seed])
-    return [list(runs[seed])[place] for place in range(len(METHODS)) for seed in length.seeds]
+        solve_models({_solved(out, method, seed): settings(method, seed, data, length) for method in METHODS})
+    return [_solved(out, method, seed) for method in METHODS for seed in length.seeds]
+
+
+def _solved(out: Path, method: str, seed: int) -> Path:
+    return out / f"{method}-solved-s{seed}"
 
 
 def settings(method: Solvable, seed: int, data: Path, length: Length) -> SolveConfig:
@@ -141,44 +138,30 @@ def settings(method: Solvable, seed: int, data: Path, length: Length) -> SolveCo
 
 
 def plan_training(data: Path, length: Length) -> Plan | None:
-    """The trainings that continue from the solutions, by name; None where none was asked for."""
+    """The preset's trainings from the solutions, `diti train --method METHOD`; None where none was asked for."""
     if not length.trained:
         return None
-    return Plan(
-        {
-            f"{method}-s{seed}": training(method, seed, data, length.trained)
-            for seed in length.seeds
-            for method in METHODS
-        }
-    )
-
-
-def training(method: str, seed: int, data: Path, images: int) -> TrainConfig:
-    """The preset's recipe, from the solution: `diti train --method METHOD`."""
     usual = train_preset(DEFAULT_PRESET)
-    length = dataclasses.replace(usual.training, images=images, seed=seed)
-    return resolve(
-        dataclasses.replace(usual, method=method, data=str(data), backbone=DEFAULT_PRESET, training=length)
-    )
+    runs: dict[str, TrainConfig] = {}
+    for seed in length.seeds:
+        training = dataclasses.replace(usual.training, images=length.trained, seed=seed)
+        shared = dataclasses.replace(usual, data=str(data), backbone=DEFAULT_PRESET, training=training)
+        runs |= {f"{method}-s{seed}": resolve(dataclasses.replace(shared, method=method)) for method in METHODS}
+    return Plan(runs)
 
 
 def training_adds(runs: Sequence[Run]) -> list[str]:
     """What a training adds to the solution it started from, a sentence each; empty where nothing was trained."""
-    pairs = [
-        (solved, trained)
-        for solved in runs
-        for trained in runs
-        if trained.path.name == solved.path.name.replace("-solved", "") != solved.path.name
-    ]
-    return [
-        f"{trained.path.name}: training for {trained.images:,} more images {_gain(solved, trained)}."
-        for solved, trained in pairs
-    ]
-
-
-def _gain(solved: Run, trained: Run) -> str:
-    before, after = (100 * run.checks["loss_removed"] for run in (solved, trained))
-    return f"removes {after:.1f} % of the frozen model's loss instead of {before:.1f} %"
+    told = []
+    for solved in runs:
+        for trained in runs:
+            if trained.path.name == solved.path.name.replace("-solved", "") != solved.path.name:
+                before, after = (100 * run.checks["loss_removed"] for run in (solved, trained))
+                told.append(
+                    f"{trained.path.name}: training for {trained.images:,} more images removes {after:.1f} % "
+                    f"of the frozen model's loss instead of {before:.1f} %."
+                )
+    return told
 
 
 def lead(length: Length) -> str:

@@ -1,5 +1,7 @@
 """When a training has fallen, by its lines alone: known good and bad histories."""
 
+from dataclasses import asdict
+
 import pytest
 
 from diti.core.health import REMEMBERED, Health, Line, stalled
@@ -67,7 +69,7 @@ def test_losses_below_zero_are_compared_by_their_size():
 def test_only_recent_lines_are_remembered():
     health = after(*(0.9 * 0.9**n for n in range(REMEMBERED + 5)))
     assert len(health.recent) == REMEMBERED
-    assert Health(**health.facts()) == health
+    assert Health(**asdict(health)) == health
 
 
 def test_each_fall_halves_the_rate():

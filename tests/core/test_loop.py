@@ -54,16 +54,8 @@ def run_loop(
     path, config=CONFIG, objective=None, batches=batches, evaluate=lambda images: {"validation_loss": 1.0}
 ):
     objective = objective or Regression()
-    weights = train(
-        objective,
-        batches,
-        config,
-        RunFolder(path),
-        label="test",
-        evaluate=evaluate,
-        accelerator=Accelerator(cpu=True),
-    )
-    return objective, weights
+    shared = {"label": "test", "evaluate": evaluate, "accelerator": Accelerator(cpu=True)}
+    return objective, train(objective, batches, config, RunFolder(path), **shared)
 
 
 def files_of(path):
@@ -332,19 +324,9 @@ def test_other_networks_do_not_continue_a_run(tmp_path):
         run_loop(tmp_path, dataclasses.replace(CONFIG, images=900), objective=other)
 
 
-def test_batches_that_do_not_split_are_refused(tmp_path):
-    with pytest.raises(InputError, match="--train-batch-size 16 does not split into 1 processes × 3"):
-        run_loop(tmp_path, dataclasses.replace(CONFIG, gradient_accumulation_steps=3))
-
-
 class Greedy(Regression):
     def forward(self, images, draws):
         raise torch.OutOfMemoryError("out of memory")
-
-
-def test_a_batch_that_does_not_fit_names_the_remedy(tmp_path):
-    with pytest.raises(InputError, match=r"16 images in 1 .*--gradient-accumulation-steps 2"):
-        run_loop(tmp_path, objective=Greedy())
 
 
 class Comparing(Greedy):
@@ -352,11 +334,18 @@ class Comparing(Greedy):
     betas = (0.25, 0.5)
 
 
-def test_a_batch_whose_images_are_compared_is_never_cut(tmp_path):
-    with pytest.raises(InputError, match=r"--gradient-accumulation-steps 2 would compare .* part alone"):
-        run_loop(tmp_path, dataclasses.replace(CONFIG, gradient_accumulation_steps=2), objective=Comparing())
-    with pytest.raises(InputError, match=r"does not fit in memory; use a smaller --train-batch-size$"):
-        run_loop(tmp_path, objective=Comparing())
+@pytest.mark.parametrize(
+    ("objective", "parts", "complaint"),
+    [
+        (Regression, 3, "--train-batch-size 16 does not split into 1 processes × 3"),
+        (Greedy, 1, r"16 images in 1 .*--gradient-accumulation-steps 2"),
+        (Comparing, 2, r"--gradient-accumulation-steps 2 would compare .* part alone"),
+        (Comparing, 1, r"does not fit in memory; use a smaller --train-batch-size$"),
+    ],
+)
+def test_a_batch_that_does_not_split_or_fit_names_the_remedy(tmp_path, objective, parts, complaint):
+    with pytest.raises(InputError, match=complaint):
+        run_loop(tmp_path, dataclasses.replace(CONFIG, gradient_accumulation_steps=parts), objective=objective())
 
 
 def test_adam_has_the_betas_of_the_objective():

@@ -39,14 +39,23 @@ def gradients(step):
     return [torch.randn(p.shape, generator=rng) for p in parameters()]
 
 
+def optimizer_of(ours, **settings):
+    """Muon for the matrices, Adam for the rest."""
+    groups = [{"params": ours[:2], "orthogonal": True}, {"params": ours[2:], "orthogonal": False}]
+    return MuonAdam(groups, **settings)
+
+
+def set_gradients(ours, step, scale=lambda gradient: gradient):
+    for parameter, gradient in zip(ours, gradients(step), strict=True):
+        parameter.grad = scale(gradient)
+
+
 def test_steps_equal_a_slow_loop_and_adam():
     ours, alone, loop = parameters(), parameters(), [p.detach().clone() for p in parameters()[:2]]
-    groups = [{"params": ours[:2], "orthogonal": True}, {"params": ours[2:], "orthogonal": False}]
-    both, adam = MuonAdam(groups, lr=0.01, fused=True), torch.optim.Adam(alone[2:], lr=0.01, fused=True)
+    both, adam = optimizer_of(ours, lr=0.01, fused=True), torch.optim.Adam(alone[2:], lr=0.01, fused=True)
     momenta = [torch.zeros_like(p) for p in loop]
     for step in range(4):
-        for parameter, gradient in zip(ours, gradients(step), strict=True):
-            parameter.grad = gradient
+        set_gradients(ours, step)
         alone[2].grad = gradients(step)[2]
         both.step()
         adam.step()
@@ -78,11 +87,9 @@ def test_a_loaded_state_goes_on_as_the_saved_one():
     made = []
     for loads in (False, True):
         ours = parameters()
-        groups = [{"params": ours[:2], "orthogonal": True}, {"params": ours[2:], "orthogonal": False}]
-        both = MuonAdam(groups, lr=0.01)
+        both = optimizer_of(ours, lr=0.01)
         for step in range(4):
-            for parameter, gradient in zip(ours, gradients(step), strict=True):
-                parameter.grad = gradient
+            set_gradients(ours, step)
             both.step()
             if loads:
                 both.load_state_dict(both.state_dict())
@@ -92,27 +99,21 @@ def test_a_loaded_state_goes_on_as_the_saved_one():
 
 def test_what_has_no_gradient_stays():
     ours = parameters()
-    groups = [{"params": ours[:2], "orthogonal": True}, {"params": ours[2:], "orthogonal": False}]
-    MuonAdam(groups, lr=1.0).step()
+    optimizer_of(ours, lr=1.0).step()
     assert all(torch.equal(p, q) for p, q in zip(ours, parameters(), strict=True))
 
 
 @pytest.mark.parametrize("unscaled_before", [False, True])
 def test_steps_of_fp16_are_those_of_unscaled_gradients_and_one_that_overflows_is_skipped(unscaled_before):
     ours, plain = parameters(), parameters()
-    both, alone = (
-        MuonAdam([{"params": p[:2], "orthogonal": True}, {"params": p[2:]}], lr=0.01, fused=True)
-        for p in (ours, plain)
-    )
+    both, alone = (optimizer_of(p, lr=0.01, fused=True) for p in (ours, plain))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for step in range(4):
-        for parameter, gradient in zip(ours, gradients(step), strict=True):
-            parameter.grad = scaler.scale(gradient)
+        set_gradients(ours, step, scaler.scale)
         if overflows := step == 2:
             ours[0].grad[0] = torch.inf
         else:
-            for parameter, gradient in zip(plain, gradients(step), strict=True):
-                parameter.grad = gradient
+            set_gradients(plain, step)
             alone.step()
         if unscaled_before:  # as by the clipping of gradients
             scaler.unscale_(both)

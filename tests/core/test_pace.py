@@ -1,5 +1,6 @@
 """The length of a run in minutes, with a clock that is told."""
 
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_faster_machine_keeps_its_length(monkeypatch):
 
 def test_a_continued_run_keeps_its_length_and_its_time(monkeypatch):
     _, images, pace, _, _ = run_with(monkeypatch, lambda s: 160.0, stop=300)
-    again = Pace(**pace.facts())
+    again = Pace(**asdict(pace))
     seconds, end, _, _, lengths = run_with(monkeypatch, lambda s: 160.0, again, images)
     assert lengths == [] and end == pace.length
     assert seconds == pytest.approx(600, rel=0.02)

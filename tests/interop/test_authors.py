@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,10 @@ State = dict[str, Tensor]
 def settings(**changes: Any) -> dict[str, Any]:
     """A config.yml of the authors, small."""
     unet = {
-        "model": "AnyDenoiseFn",
-        "input_channel": 3,
-        "base_channel": 32,
-        "channel_multiplier": [1, 2],
-        "num_residual_blocks_of_a_block": 1,
-        "attention_resolutions": [2],
-        "num_heads": 2,
-        "head_channel": -1,
-        "use_new_attention_order": False,
-        "dropout": 0.1,
-        "learn_sigma": False,
-    }
+        "model": "AnyDenoiseFn", "input_channel": 3, "base_channel": 32, "channel_multiplier": [1, 2],
+        "num_residual_blocks_of_a_block": 1, "attention_resolutions": [2], "num_heads": 2, "head_channel": -1,
+        "use_new_attention_order": False, "dropout": 0.1, "learn_sigma": False,
+    }  # fmt: skip
     return {"denoise_fn_config": {**unet, **changes}}
 
 
@@ -113,7 +106,8 @@ def of(state: State, name: str) -> tuple[Tensor, Tensor]:
     return state[f"{name}.weight"], state[f"{name}.bias"]
 
 
-def residual(state: State, name: str, kind: str, x: Tensor, emb: Tensor) -> Tensor:
+def residual(state: State, name: str, kind: str, x: Tensor, emb: Tensor, emb_z: Tensor | None = None) -> Tensor:
+    """Their residual block; emb_z: that of g, which z scales and shifts once more."""
     resample = {
         "same": lambda h: h,
         "down": lambda h: F.avg_pool2d(h, 2),
@@ -121,9 +115,12 @@ def residual(state: State, name: str, kind: str, x: Tensor, emb: Tensor) -> Tens
     }[kind]
     h = F.silu(F.group_norm(x, 32, *of(state, f"{name}.in_layers.0")))
     h = F.conv2d(resample(h), *of(state, f"{name}.in_layers.2"), padding=1)
-    scale, shift = F.linear(F.silu(emb), *of(state, f"{name}.emb_layers.1"))[..., None, None].chunk(2, 1)
-    h = F.silu(F.group_norm(h, 32, *of(state, f"{name}.out_layers.0")) * (1 + scale) + shift)
-    h = F.conv2d(h, *of(state, f"{name}.out_layers.3"), padding=1)
+    h = F.group_norm(h, 32, *of(state, f"{name}.out_layers.0"))
+    for layer, given in (("emb_layers", emb), ("emb_z_layers", emb_z)):
+        if given is not None:
+            scale, shift = F.linear(F.silu(given), *of(state, f"{name}.{layer}.1"))[..., None, None].chunk(2, 1)
+            h = h * (1 + scale) + shift
+    h = F.conv2d(F.silu(h), *of(state, f"{name}.out_layers.3"), padding=1)
     x = resample(x)
     if f"{name}.skip_connection.weight" in state:
         x = F.conv2d(x, *of(state, f"{name}.skip_connection"))
@@ -149,28 +146,31 @@ def attention(state: State, name: str, x: Tensor, unet: dict[str, Any]) -> Tenso
     return x + F.conv1d(torch.cat(outputs, 1), *of(state, f"{name}.proj_out")).reshape(x.shape)
 
 
-def reference(unet: dict[str, Any], state: State, x: Tensor, t: Tensor) -> Tensor:
-    """The authors' U-Net from its definition."""
+def reference(unet: dict[str, Any], state: State, x: Tensor, t: Tensor, z: Tensor | None = None) -> Tensor:
+    """The authors' U-Net from its definition; z: g of their decoder, with a middle and an up path of its own."""
+    own = "" if z is None else "shift_"
     half = unet["base_channel"] // 2
     angle = t[:, None] * torch.exp(-math.log(10000) * torch.arange(half) / half)
     emb = F.linear(torch.cat([angle.cos(), angle.sin()], 1), *of(state, "time_embed.0"))
     emb = F.linear(F.silu(emb), *of(state, "time_embed.2"))
+    emb_z = None if z is None else F.linear(z, *of(state, "label_emb"))
     skips: list[Tensor] = []
     for block, parts in layout(unet).items():
+        down = block.startswith("input")
         if block.startswith("output"):
             x = torch.cat([x, skips.pop()], 1)
         for index, (kind, _, _) in enumerate(parts):
-            name = f"{block}.{index}"
+            name = f"{'' if down else own}{block}.{index}"
             if kind == "conv":
                 x = F.conv2d(x, *of(state, name), padding=1)
             elif kind == "attention":
                 x = attention(state, name, x, unet)
             else:
-                x = residual(state, name, kind, x, emb)
-        if block.startswith("input"):
+                x = residual(state, name, kind, x, emb, None if down else emb_z)
+        if down:
             skips.append(x)
     assert not skips
-    return F.conv2d(F.silu(F.group_norm(x, 32, *of(state, "out.0"))), *of(state, "out.2"), padding=1)
+    return F.conv2d(F.silu(F.group_norm(x, 32, *of(state, f"{own}out.0"))), *of(state, f"{own}out.2"), padding=1)
 
 
 def noisy(size: int = 8, count: int = 2) -> tuple[Tensor, Tensor]:
@@ -180,31 +180,20 @@ def noisy(size: int = 8, count: int = 2) -> tuple[Tensor, Tensor]:
 
 # ---- Equality ---------------------------------------------------------------------------------------------
 
+THREE_LEVELS = {"channel_multiplier": [1, 2, 3], "attention_resolutions": [1, 2], "num_heads": 4}
+NEW_ORDER = {"use_new_attention_order": True}
 CASES = {
     "plain": {},
     "no attention but the middle": {"attention_resolutions": []},
     "two blocks a level": {"num_residual_blocks_of_a_block": 2},
-    "three levels, attention at two widths, fixed heads": {
-        "channel_multiplier": [1, 2, 3],
-        "attention_resolutions": [1, 2],
-        "num_heads": 4,
-    },
-    "the same, new order": {
-        "channel_multiplier": [1, 2, 3],
-        "attention_resolutions": [1, 2],
-        "num_heads": 4,
-        "use_new_attention_order": True,
-    },
+    "three levels, attention at two widths, fixed heads": THREE_LEVELS,
+    "the same, new order": THREE_LEVELS | NEW_ORDER,
     "heads of fixed width": {"head_channel": 16, "attention_resolutions": [1, 2], "num_heads": 1},
-    "heads of fixed width, new order": {
-        "head_channel": 16,
-        "attention_resolutions": [1],
-        "use_new_attention_order": True,
-    },
+    "heads of fixed width, new order": {"head_channel": 16, "attention_resolutions": [1], **NEW_ORDER},
     "one head": {"num_heads": 1, "attention_resolutions": [1, 2], "channel_multiplier": [1, 2, 2]},
     "first multiplier 2": {"channel_multiplier": [2, 2, 1]},
     "first multiplier a half": {"base_channel": 64, "channel_multiplier": [0.5, 1.5]},
-    "learns sigma": {"learn_sigma": True, "use_new_attention_order": True, "num_residual_blocks_of_a_block": 2},
+    "learns sigma": {"learn_sigma": True, "num_residual_blocks_of_a_block": 2, **NEW_ORDER},
     "one level": {"channel_multiplier": [2], "attention_resolutions": [1]},
 }
 
@@ -225,11 +214,7 @@ def test_the_converted_network_computes_the_same(changes, tmp_path):
         assert torch.equal(load_backbone(tmp_path / "b").eps(x, t), backbone.eps(x, t))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"use_new_attention_order": True}, {"num_heads": 4}, {"head_channel": 16}],
-    ids=lambda w: next(iter(w)),
-)
+@pytest.mark.parametrize("wrong", [NEW_ORDER, {"num_heads": 4}, {"head_channel": 16}], ids=str)
 def test_the_attention_settings_matter(wrong):
     """The comparison above would notice a wrong order or number of heads."""
     right = settings()
@@ -254,25 +239,20 @@ def test_the_authors_own_numbers(parity):
 # ---- Strictness -------------------------------------------------------------------------------------------
 
 
-def test_a_missing_weight_is_named():
+@pytest.mark.parametrize(
+    ("fault", "name", "weight"),
+    [
+        ("missing", "output_blocks.1.2.emb_layers.1.bias", None),
+        ("unexpected", "label_emb.weight", torch.zeros(2)),
+        ("misshapen", "middle_block.1.qkv.weight", torch.zeros(190, 64, 1)),
+    ],
+)
+def test_a_weight_that_does_not_fit_is_named(fault, name, weight):
     config = settings()
-    state = random_state(config["denoise_fn_config"])
-    del state["output_blocks.1.2.emb_layers.1.bias"]
-    with pytest.raises(InputError, match=r"missing: output_blocks\.1\.2\.emb_layers\.1\.bias"):
-        convert_unet(config, state)
-
-
-def test_an_unexpected_weight_is_named():
-    config = settings()
-    state = random_state(config["denoise_fn_config"]) | {"label_emb.weight": torch.zeros(2)}
-    with pytest.raises(InputError, match=r"unexpected: label_emb\.weight"):
-        convert_unet(config, state)
-
-
-def test_a_misshapen_weight_is_named():
-    config = settings()
-    state = random_state(config["denoise_fn_config"]) | {"middle_block.1.qkv.weight": torch.zeros(190, 64, 1)}
-    with pytest.raises(InputError, match=r"misshapen: middle_block\.1\.qkv\.weight"):
+    state = random_state(config["denoise_fn_config"]) | {name: weight}
+    if weight is None:
+        del state[name]
+    with pytest.raises(InputError, match=re.escape(f"{fault}: {name}")):
         convert_unet(config, state)
 
 
@@ -335,8 +315,7 @@ def test_convert_takes_the_averaged_weights_of_a_folder(tmp_path):
 
 
 def test_the_plain_weights_serve_where_there_is_no_average():
-    config = settings()
-    state = random_state(config["denoise_fn_config"])
+    state = random_state(settings()["denoise_fn_config"])
     assert unet_state({"denoise_fn": state}, "x.pt").keys() == state.keys()
     with pytest.raises(InputError, match=r"x\.pt holds ema_encoder; expected ema_denoise_fn or denoise_fn"):
         unet_state({"ema_encoder": {}}, "x.pt")
@@ -385,19 +364,17 @@ def test_files_of_another_kind_are_refused(tmp_path):
     junk.write_bytes(b"not a torch file at all")
     with pytest.raises(InputError, match=r"junk\.pt is not a torch file"):
         read_authors_checkpoint(junk)
-    torch.save({"a": torch.zeros(1)}, junk)
-    with pytest.raises(InputError, match="holds a; expected state dicts"):
-        read_authors_checkpoint(junk)
-    torch.save([torch.zeros(1)], junk)
-    with pytest.raises(InputError, match="holds a list"):
-        read_authors_checkpoint(junk)
-    torch.save({"model": torch.nn.Linear(1, 1)}, junk)  # a pickled class would run code of the file
-    with pytest.raises(InputError, match="not a torch file of plain tensors"):
-        read_authors_checkpoint(junk)
-    other = tmp_path / "readme.txt"
-    other.write_text("x")
+    for content, complaint in (
+        ({"a": torch.zeros(1)}, "holds a; expected state dicts"),
+        ([torch.zeros(1)], "holds a list"),
+        ({"model": torch.nn.Linear(1, 1)}, "not a torch file of plain tensors"),  # it would run code of the file
+    ):
+        torch.save(content, junk)
+        with pytest.raises(InputError, match=complaint):
+            read_authors_checkpoint(junk)
+    (tmp_path / "readme.txt").write_text("x")
     with pytest.raises(InputError, match="neither a config"):
-        convert(other)
+        convert(tmp_path / "readme.txt")
 
 
 def test_convert_passes_a_diffusers_folder_on(tmp_path):

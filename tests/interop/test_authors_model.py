@@ -12,16 +12,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from parity import write_large_layout
-from test_authors import (
-    State,
-    attention,
-    layout,
-    noisy,
-    of,
-    random_state,
-    residual,
-    settings,
-)
+from test_authors import NEW_ORDER, THREE_LEVELS, State, attention, noisy, of, random_state, reference, settings
 from torch import Tensor
 
 from diti.core.errors import InputError
@@ -131,58 +122,11 @@ def decoder_state(unet: dict[str, Any], dims: int) -> State:
     return {**frozen, **own}
 
 
-def shifted_residual(state: State, name: str, kind: str, x: Tensor, emb: Tensor, emb_z: Tensor) -> Tensor:
-    """Their residual block of g, from its definition."""
-    h = F.silu(F.group_norm(x, 32, *of(state, f"{name}.in_layers.0")))
-    if kind == "up":
-        x, h = (a.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3) for a in (x, h))
-    h = F.conv2d(h, *of(state, f"{name}.in_layers.2"), padding=1)
-    scale, shift = F.linear(F.silu(emb), *of(state, f"{name}.emb_layers.1"))[..., None, None].chunk(2, 1)
-    scale_z, shift_z = F.linear(F.silu(emb_z), *of(state, f"{name}.emb_z_layers.1"))[..., None, None].chunk(2, 1)
-    h = F.group_norm(h, 32, *of(state, f"{name}.out_layers.0")) * (1 + scale) + shift
-    h = F.conv2d(F.silu(h * (1 + scale_z) + shift_z), *of(state, f"{name}.out_layers.3"), padding=1)
-    if f"{name}.skip_connection.weight" in state:
-        x = F.conv2d(x, *of(state, f"{name}.skip_connection"))
-    return x + h
-
-
-def shift_reference(unet: dict[str, Any], state: State, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
-    """g of the authors' decoder."""
-    half = unet["base_channel"] // 2
-    angle = t[:, None] * torch.exp(-math.log(10000) * torch.arange(half) / half)
-    emb = F.linear(torch.cat([angle.cos(), angle.sin()], 1), *of(state, "time_embed.0"))
-    emb = F.linear(F.silu(emb), *of(state, "time_embed.2"))
-    emb_z = F.linear(z, *of(state, "label_emb"))
-    skips: list[Tensor] = []
-    for block, parts in layout(unet).items():
-        shared = block.startswith("input")
-        if block.startswith("output"):
-            x = torch.cat([x, skips.pop()], 1)
-        for index, (kind, _, _) in enumerate(parts):
-            name = f"{block}.{index}" if shared else f"shift_{block}.{index}"
-            if kind == "conv":
-                x = F.conv2d(x, *of(state, name), padding=1)
-            elif kind == "attention":
-                x = attention(state, name, x, unet)
-            elif shared:
-                x = residual(state, name, kind, x, emb)
-            else:
-                x = shifted_residual(state, name, kind, x, emb, emb_z)
-        if shared:
-            skips.append(x)
-    return F.conv2d(F.silu(F.group_norm(x, 32, *of(state, "shift_out.0"))), *of(state, "shift_out.2"), padding=1)
-
-
 SHAPES = {
     "plain": {},
     "two blocks a level": {"num_residual_blocks_of_a_block": 2},
     "learns sigma": {"learn_sigma": True},
-    "three levels, fixed heads, new order": {
-        "channel_multiplier": [1, 2, 3],
-        "attention_resolutions": [1, 2],
-        "num_heads": 4,
-        "use_new_attention_order": True,
-    },
+    "three levels, fixed heads, new order": THREE_LEVELS | NEW_ORDER,
     "heads of fixed width": {"head_channel": 16, "attention_resolutions": [1, 2]},
     "first multiplier 2": {"channel_multiplier": [2, 1]},
 }
@@ -195,7 +139,7 @@ def test_decoders_of_other_shapes(changes):
     state = decoder_state(unet, dims=7)
     x, t = noisy()
     z = torch.randn(2, 7, generator=torch.Generator().manual_seed(6))
-    expected = shift_reference(unet, state, x, t, z)
+    expected = reference(unet, state, x, t, z)
     assert expected.std() > 0.3
     decoder = convert_decoder(config, state, size=8)
     with torch.no_grad():
@@ -316,24 +260,26 @@ def test_a_flat_folder_with_the_ddpm_beside_the_model(parity):
     assert convert_model(parity / "pdae_tiny")[3].step == 7
 
 
-def test_faults_are_named(tmp_path):
+def test_faults_are_named():
     state = encoder_state(64, 9)
-    with pytest.raises(
-        InputError, match=r"authors' encoder .*missing: encoder\.8\.bias; unexpected: encoder\.9\.bias"
-    ):
+    faults = r"authors' encoder .*missing: encoder\.8\.bias; unexpected: encoder\.9\.bias"
+    with pytest.raises(InputError, match=faults):
         convert_encoder({k.replace("8.bias", "9.bias"): v for k, v in state.items()})
     with pytest.raises(InputError, match=r"has weights encoder\.conv1\.weight.*; known are .* for 64 and 128 px"):
         convert_encoder({"encoder.conv1.weight": torch.zeros(1)})
     config = settings()
     decoder = decoder_state(config["denoise_fn_config"], 9)
-    with pytest.raises(InputError, match=r"authors' decoder .*missing: shift_out\.2\.bias"):
-        convert_decoder(config, {k: v for k, v in decoder.items() if k != "shift_out.2.bias"}, 8)
-    with pytest.raises(InputError, match=r"authors' U-Net .*missing: out\.2\.bias"):
-        convert_decoder(config, {k: v for k, v in decoder.items() if k != "out.2.bias"}, 8)
-    with pytest.raises(InputError, match=r"unexpected: shift_extra"):
-        convert_decoder(config, {**decoder, "shift_extra": torch.zeros(1)}, 8)
-    with pytest.raises(InputError, match=r"no label_emb\.weight"):
-        convert_decoder(config, random_state(config["denoise_fn_config"]), 8)
+    for wrong, complaint in (
+        (
+            {k: v for k, v in decoder.items() if k != "shift_out.2.bias"},
+            r"authors' decoder .*missing: shift_out\.2\.bias",
+        ),
+        ({k: v for k, v in decoder.items() if k != "out.2.bias"}, r"authors' U-Net .*missing: out\.2\.bias"),
+        ({**decoder, "shift_extra": torch.zeros(1)}, "unexpected: shift_extra"),
+        (random_state(config["denoise_fn_config"]), r"no label_emb\.weight"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            convert_decoder(config, wrong, 8)
 
 
 def test_files_that_are_missing_or_too_many_are_named(tmp_path):

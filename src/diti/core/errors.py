@@ -12,7 +12,7 @@ import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -122,7 +122,8 @@ def write_crash_report(error: BaseException, words: Sequence[str]) -> Path | Non
     """Write what is needed to fix a fault to the cache, or the temporary folder; None where neither works."""
     now = datetime.datetime.now(datetime.UTC)
     text = "\n".join(_report(error, words, now))
-    for find in _PLACES:
+    cache = os.environ.get("DITI_CACHE") or "~/.cache/diti"  # not a temporary one, which ends with the process
+    for find in (lambda: Path(cache).expanduser() / "crashes", lambda: Path(tempfile.gettempdir())):
         try:
             folder = find()
             folder.mkdir(parents=True, exist_ok=True)
@@ -132,14 +133,6 @@ def write_crash_report(error: BaseException, words: Sequence[str]) -> Path | Non
         except (OSError, RuntimeError):  # read-only, full, or no home at all
             continue
     return None
-
-
-def _crashes() -> Path:
-    """In the user's own cache: a temporary one would vanish with this process."""
-    return Path(os.environ.get("DITI_CACHE") or "~/.cache/diti").expanduser() / "crashes"
-
-
-_PLACES: tuple[Callable[[], Path], ...] = (_crashes, lambda: Path(tempfile.gettempdir()))
 
 
 def _report(error: BaseException, words: Sequence[str], now: datetime.datetime) -> Iterator[str]:

@@ -6,7 +6,7 @@ Judged at each line of the log; the loop then goes back to what was good and hal
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -74,10 +74,6 @@ class Health:
         self.recent = [*self.recent, line.loss][-REMEMBERED:]
         if line.nothing is not None:
             self.best = min(self.best, line.share)
-
-    def facts(self) -> dict[str, Any]:
-        """For the state on disk."""
-        return asdict(self)
 
 
 def stalled(log: list[dict[str, Any]]) -> bool:

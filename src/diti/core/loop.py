@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from diti.core.errors import InputError
 from diti.core.health import STALLED, Line, stalled
 from diti.core.objective import LossReport, Objective
-from diti.core.pace import Pace, Watch
+from diti.core.pace import Watch
 from diti.core.progress import progress_bar
 from diti.core.rng import Draws, stream_seed
 from diti.core.runs import RunFolder
@@ -79,7 +79,7 @@ def train(
     check_parts(objective, config)
     objective.to(accelerator.device)
     weights = Weights(objective, config)
-    standing = Standing.begin(weights, run, accelerator, Pace.of(config.images, config.minutes))
+    standing = Standing(weights, run, accelerator, config)
     pace = standing.pace
     watch = Watch(pace, config, standing.images)
     model, optimizer = accelerator.prepare(objective, weights.optimizer)
@@ -105,8 +105,7 @@ def train(
             if not (finished or broken or _due(before, images, config.log_images)):
                 continue
             line = log.line(images)
-            if fall := standing.judge(line, objective, config, broken):
-                standing.go_back(fall, config, usual_rate)
+            if standing.fell(line, objective, broken, usual_rate):
                 advance(standing.images - images)
                 images = standing.images
                 log.restart(images)
@@ -114,29 +113,32 @@ def train(
                 continue
             since = log.images
             log.write(line, rate)
-            settle(standing, log, since, line, config, evaluate, finished)
+            settle(standing, log, since, line, evaluate, finished)
     log.close()
     return weights
 
 
+@torch.no_grad()
 def settle(
     standing: Standing,
     log: IntervalLog,
     since: int,
     line: Line,
-    config: TrainingConfig,
     evaluate: Callable[[int], dict[str, Any]],
     finished: bool,
 ) -> None:
-    """Validate and save what is due since the last line of the log.
+    """Validate and save what is due since the last line of the log; say so where a run no longer gets better.
 
     Both wait for such a line, so that a continued run logs the same ones. A line is good once it is validated: a
     run that is stopped before that would continue after it.
     """
-    images = line.images
+    images, config, main = line.images, standing.config, standing.accelerator.is_main_process
     if finished or _due(since, images, config.validate_images):
         with standing.weights.averaged():
-            validate(log, images, config, evaluate, standing.accelerator, finished)
+            log.write_validation(images, evaluate(images) if main else {})
+        if main and not finished and stalled(log.run.read_log()):
+            print(STALLED + how_to_end(config, images))
+        standing.accelerator.wait_for_everyone()
     due = finished or _due(since, images, config.checkpoint_images)
     standing.good(line, between=not due)
     if due:
@@ -150,23 +152,6 @@ def how_to_end(config: TrainingConfig, images: int) -> str:
     batch = config.train_batch_size
     length = images if config.lr_schedule == "constant" else batch * math.ceil(images / 0.75 / batch)
     return f": Ctrl-C, then the same command with --images {length}" if length < config.images else ""
-
-
-@torch.no_grad()
-def validate(
-    log: IntervalLog,
-    images: int,
-    config: TrainingConfig,
-    evaluate: Callable[[int], dict[str, Any]],
-    accelerator: Accelerator,
-    last: bool,
-) -> None:
-    """Log what `evaluate` finds, and say so where it has stopped getting better before the end."""
-    main = accelerator.is_main_process
-    log.write_validation(images, evaluate(images) if main else {})
-    if main and not last and stalled(log.run.read_log()):
-        print(STALLED + how_to_end(config, images))
-    accelerator.wait_for_everyone()
 
 
 def step(
@@ -289,29 +274,25 @@ class IntervalLog:
 
     def __init__(self, run: RunFolder, accelerator: Accelerator, images: int) -> None:
         self.run, self.accelerator = run, accelerator
-        self.board = None
-        if accelerator.is_main_process:
-            self.board = self._new_board()
+        self.board: Any = None
         self.note = ""
-        self._forget(images)
+        self.restart(images)
 
     def restart(self, images: int) -> None:
-        """Continue after a line that was written before."""
-        if self.board is not None:
-            self.board.close()
-            self.board = self._new_board()
+        """Continue after a line that was written before.
+
+        TensorBoard's file begins with the log so far: one file, however often a run was stopped.
+        """
+        self.close()
+        if self.accelerator.is_main_process:
+            from torch.utils.tensorboard import SummaryWriter
+
+            shutil.rmtree(folder := self.run.path / "tensorboard", ignore_errors=True)
+            self.board = SummaryWriter(folder)
+            for record in self.run.read_log():
+                if "fall" not in record:
+                    _add_scalars(self.board, record)
         self._forget(images)
-
-    def _new_board(self) -> Any:
-        """TensorBoard's file, with the log so far: one file, however often a run was stopped."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        shutil.rmtree(folder := self.run.path / "tensorboard", ignore_errors=True)
-        board = SummaryWriter(folder)
-        for record in self.run.read_log():
-            if "fall" not in record:
-                _add_scalars(board, record)
-        return board
 
     def _forget(self, images: int) -> None:
         """What was noted since the last line."""

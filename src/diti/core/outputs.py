@@ -35,7 +35,10 @@ def require_writable(
             _check_place(option, file)
             for source in read:
                 _check_apart(option, file, source)
-            _check_old(option, file, overwrite)
+            if os.path.lexists(file) and not overwrite and not is_own(file):
+                raise InputError(
+                    f"{option} {file} exists, and diti did not write it; choose another name, or add --overwrite"
+                )
             if (real := _real(file)) in taken:
                 raise InputError(f"{taken[real]} and {option} both write {file}; choose another name for one")
             taken[real] = option
@@ -71,13 +74,6 @@ def _check_apart(option: str, file: Path, source: Path) -> None:
         raise InputError(f"{option} {file} lies in {source}, which is read; choose a place outside it")
     if file.exists() and file.samefile(source):
         raise InputError(f"{option} {file} would replace {source}, which is read; choose another name")
-
-
-def _check_old(option: str, file: Path, overwrite: bool) -> None:
-    if os.path.lexists(file) and not overwrite and not is_own(file):
-        raise InputError(
-            f"{option} {file} exists, and diti did not write it; choose another name, or add --overwrite"
-        )
 
 
 def _real(path: str | Path) -> Path:

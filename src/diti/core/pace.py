@@ -6,8 +6,7 @@ Notation: the share of a run that is over rises from 0 to 1; the learning rate f
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from diti.core.processes import from_main, is_main
 from diti.core.training import TrainingConfig
@@ -57,10 +56,6 @@ class Pace:
         self.share, self.images = self.over(images), images
         self.length = images + batch * max(1, round(left / batch))
         return True
-
-    def facts(self) -> dict[str, Any]:
-        """For the state on disk."""
-        return asdict(self)
 
 
 class Watch:

@@ -6,32 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import ClassVar
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 LINE_SECONDS = 30.0  # between lines where there is no terminal, such as in the log of a job
-
-
-class _RateColumn(ProgressColumn):
-    """Units per second."""
-
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self.unit = unit
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:,.0f} {self.unit}/s" if speed else f"– {self.unit}/s", no_wrap=True)
 
 
 Advance = Callable[..., None]  # advance(count=1, note="", total=None)
@@ -67,12 +50,13 @@ def progress_bar(
     Without a terminal a line every half minute, so that a log shows whether the work goes on.
     """
     if (follower := _follower.get()) is not None:
-        yield _Told(follower, label, total, start).advance
+        (told := _Told(label, total, start, follower)).show()
+        yield told.advance
         return
     console = Console(stderr=True, soft_wrap=True)
     in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None  # rich draws its bar with these
     if not (shown and (console.is_terminal or in_notebook)):
-        yield _Lines(label, total, start).advance if shown else _nothing
+        yield (_Lines if shown else _Work)(label, total, start).advance
         return
     columns = (
         TextColumn("{task.description}"),
@@ -83,63 +67,85 @@ def progress_bar(
         TextColumn("left {task.fields[note]}"),
     )
     with Progress(*columns, console=console, refresh_per_second=4) as progress:
-        task = progress.add_task(label, total=total, completed=start, note="")
-
-        def advance(count: int = 1, note: str | None = None, total: int | None = None) -> None:
-            progress.advance(task, count)
-            if note is not None:
-                progress.update(task, note=note)
-            if total is not None:
-                progress.update(task, total=total)
-
-        yield advance
+        yield _Bar(label, total, start, progress).advance
 
 
-def _nothing(count: int = 1, note: str | None = None, total: int | None = None) -> None:
-    pass
+@dataclass
+class _Work:
+    """How far a piece of work has come; this one tells nobody."""
 
-
-class _Told:
-    """Tells a follower how far the work has come."""
-
-    def __init__(self, follower: Follower, label: str, total: int, start: int) -> None:
-        self.follower, self.label, self.total, self.done = follower, label, total, start
-        self.advance(0)
+    label: str
+    total: int
+    done: int
+    note = ""
 
     def advance(self, count: int = 1, note: str | None = None, total: int | None = None) -> None:
         self.done += count
+        self.note = self.note if note is None else note
         self.total = self.total if total is None else total
+        self.show()
+
+    def show(self) -> None:
+        pass
+
+
+@dataclass
+class _Told(_Work):
+    """Tells a follower."""
+
+    follower: Follower
+
+    def show(self) -> None:
         self.follower(self.label, min(1.0, self.done / max(1, self.total)))
 
 
-class _Lines:
-    """Prints how far the work has come, when the last line is half a minute old, whichever work wrote it."""
+@dataclass
+class _Bar(_Work):
+    """Draws a bar."""
 
-    last_told = time.monotonic()
+    progress: Progress
 
-    def __init__(self, label: str, total: int, start: int) -> None:
-        self.label, self.total = label, total
-        self.start = self.done = start
-        self.note = ""
-        self.began = time.monotonic()
+    def __post_init__(self) -> None:
+        self.task = self.progress.add_task(self.label, total=self.total, completed=self.done, note="")
 
-    def advance(self, count: int = 1, note: str | None = None, total: int | None = None) -> None:
-        self.done += count
-        self.total = self.total if total is None else total
-        self.note = self.note if note is None else note
+    def show(self) -> None:
+        self.progress.update(self.task, completed=self.done, total=self.total, note=self.note)
+
+
+class _RateColumn(ProgressColumn):
+    """Units per second."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f} {self.unit}/s" if speed else f"– {self.unit}/s", no_wrap=True)
+
+
+@dataclass
+class _Lines(_Work):
+    """Prints a line, when the last one is half a minute old, whichever work wrote it."""
+
+    last_told: ClassVar[float] = time.monotonic()
+
+    def __post_init__(self) -> None:
+        self.start, self.began = self.done, time.monotonic()
+
+    def show(self) -> None:
         now = time.monotonic()
         if now - _Lines.last_told >= LINE_SECONDS:
             _Lines.last_told = now
-            parts = [f"{self.label}: {self.done:,.0f}/{self.total:,.0f}", *self._left(now - self.began)]
-            Console(stderr=True, soft_wrap=True, highlight=False).print(
-                ", ".join([*parts, *([self.note] if self.note else [])]), markup=False
-            )
+            parts = [f"{self.label}: {self.done:,.0f}/{self.total:,.0f}", self._left(now - self.began), self.note]
+            line = ", ".join(part for part in parts if part)
+            Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)
 
-    def _left(self, elapsed: float) -> list[str]:
-        """Minutes until the end, at the rate so far; nothing where that is not known."""
+    def _left(self, elapsed: float) -> str:
+        """Time until the end, at the rate so far; empty where that is not known."""
         if self.done <= self.start:
-            return []
+            return ""
         seconds = (self.total - self.done) * elapsed / (self.done - self.start)
         if seconds < 90:
-            return [f"{max(0.0, seconds):.0f} s left"]
-        return [f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"]
+            return f"{max(0.0, seconds):.0f} s left"
+        return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"

@@ -76,9 +76,8 @@ class Draws:
         import torch
 
         positions = np.arange(self.start, self.start + self.count, dtype=np.uint64)
-        place = (
-            np.uint64(2 * stream_seed(self.seed, purpose)) + positions * GOLDEN
-        )  # modulo 2^64: a turn of a circle
+        # Modulo 2^64: a turn of a circle.
+        place = np.uint64(2 * stream_seed(self.seed, purpose)) + positions * GOLDEN
         return torch.from_numpy(((place >> np.uint64(32)) * np.uint64(below) >> np.uint64(32)).astype(np.int64))
 
     def _blocks(self, purpose: str, draw: Callable[[torch.Generator], torch.Tensor]) -> torch.Tensor:

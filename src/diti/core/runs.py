@@ -74,11 +74,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_part(path: Path) -> bool:
-    """Whether it is a lock, or what a killed process left of an `atomic_path`."""
-    return path.name.startswith(".")
-
-
 def _remove_parts(folder: Path) -> None:
     """Remove what killed processes left of `atomic_path` in a run folder, which nobody else writes to."""
     for path in [*folder.glob(".*"), *(folder / "state").rglob(".*")]:
@@ -144,10 +139,8 @@ def sha256_parts(folder: Path, names: Sequence[str]) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that the numbers depend on, read without importing them."""
-    found = {"python": platform.python_version(), "diti": __version__}
-    for name in _VERSIONED:
-        found[name] = metadata.version(name)
-    return found
+    others = {name: metadata.version(name) for name in _VERSIONED}
+    return {"python": platform.python_version(), "diti": __version__, **others}
 
 
 _asked: ContextVar[str] = ContextVar("asked", default="called from Python")
@@ -218,8 +211,13 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if saved.is_file():
             self._require_same(config, inputs, free, needs_state)
-            self._require_longer(images)
-        elif self.path.exists() and any(not _is_part(p) for p in self.path.iterdir()):
+            seen = self.images_seen() if (self.path / "state").is_dir() else 0
+            if images is not None and seen > images:
+                raise InputError(
+                    f"{self.path} has seen {seen:,} images and --images is {images:,}; give {seen:,} or more, or "
+                    "another --out"
+                )
+        elif self.path.exists() and any(not p.name.startswith(".") for p in self.path.iterdir()):  # lock, parts
             raise InputError(f"--out {self.path} holds other files; choose a new or empty folder")
         _remove_parts(self.path)
         (self.path / DIVERGED).unlink(missing_ok=True)
@@ -230,10 +228,10 @@ class RunFolder:
         """InputError where the folder holds another run, or one that cannot continue; a bare start is replaced."""
         state, made = (self.path / "state").is_dir(), any((self.path / name).exists() for name in MADE)
         facts = read_mapping(self.path / "run.json") if state or made else {}
-        if (verb := facts.get("verb")) != inputs.get("verb") and facts:
-            raise InputError(f"--out {self.path} holds a run of diti {verb}; choose a new or empty folder")
         if not facts:
             return
+        if (verb := facts.get("verb")) != inputs.get("verb"):
+            raise InputError(f"--out {self.path} holds a run of diti {verb}; choose a new or empty folder")
         changed = differences(load_yaml(type(config)(), self.path / "config.yaml"), config, free)
         changed += [name for name in inputs if facts.get(name) != inputs[name]]
         if changed:
@@ -244,14 +242,6 @@ class RunFolder:
         if needs_state and not state:
             raise InputError(
                 f"{self.path} holds a finished model and no state to continue it from; choose another --out"
-            )
-
-    def _require_longer(self, images: int | None) -> None:
-        seen = self.images_seen() if (self.path / "state").is_dir() else 0
-        if images is not None and seen > images:
-            raise InputError(
-                f"{self.path} has seen {seen:,} images and --images is {images:,}; give {seen:,} or more, or "
-                "another --out"
             )
 
     def missing(self, images: int = 0) -> list[str]:

@@ -126,13 +126,8 @@ def to_yaml(config: Any, leave_out: Collection[str] = ()) -> str:
     """The resolved settings as text that `load_yaml` reads back, without empty or omitted sections."""
     import yaml
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return list(value) if isinstance(value, tuple) else value
-
-    kept = {key: plain(value) for key, value in dataclasses.asdict(config).items() if key not in leave_out}
-    return yaml.safe_dump({k: v for k, v in kept.items() if v != {}}, sort_keys=False, allow_unicode=True)
+    kept = {k: v for k, v in dataclasses.asdict(config).items() if k not in leave_out and v != {}}
+    return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
 
 
 def differences(before: Any, now: Any, skip: frozenset[str] = frozenset()) -> list[str]:

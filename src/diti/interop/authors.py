@@ -33,23 +33,13 @@ def convert(src: str | Path, size: int | None = None) -> Backbone:
         if size is not None:
             backbone.require_size(size)
         return backbone
-    return _convert_files(path, size)
-
-
-def _convert_files(src: Path, size: int | None) -> Backbone:
-    if src.is_file() and src.suffix not in (".yml", ".yaml", ".pt"):
-        raise InputError(f"{src} is neither a config (.yml) nor a checkpoint (.pt); give its folder")
-    folder = src if src.is_dir() else src.parent
-    config_path = src if src.suffix in (".yml", ".yaml") else _find_config(folder)
-    state = unet_state(read_authors_checkpoint(src), src) if src.suffix == ".pt" else _find_state(folder)
-    config = read_config(config_path)
-    size = size or image_size(config) or _size_in_name(folder.resolve().name)
-    return convert_unet(config, state, size)
-
-
-def _size_in_name(name: str) -> int | None:
-    found = re.search(r"(32|64|128|256|512)$", name)
-    return int(found[1]) if found else None
+    if path.is_file() and path.suffix not in (".yml", ".yaml", ".pt"):
+        raise InputError(f"{path} is neither a config (.yml) nor a checkpoint (.pt); give its folder")
+    folder = path if path.is_dir() else path.parent
+    config = read_config(path) if path.suffix in (".yml", ".yaml") else _find_config(folder)
+    state = unet_state(read_authors_checkpoint(path), path) if path.suffix == ".pt" else _find_state(folder)
+    named = re.search(r"(32|64|128|256|512)$", folder.resolve().name)
+    return convert_unet(config, state, size or image_size(config) or (int(named[1]) if named else None))
 
 
 # ---- Files ------------------------------------------------------------------------------------------------
@@ -77,13 +67,15 @@ def unet_state(checkpoint: Mapping[str, Any], source: str | Path) -> dict[str, T
     raise InputError(f"{source} holds {', '.join(map(str, checkpoint))}; expected {' or '.join(UNET_KEYS)}")
 
 
-def _find_config(folder: Path) -> Path:
-    found = [
-        path
-        for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")])
-        if "denoise_fn_config" in read_config(path)
-    ]
-    return _only(found, folder, "*.yml with denoise_fn_config")
+def read_configs(folder: Path) -> dict[Path, dict[str, Any]]:
+    """The settings of all .yml files in a folder."""
+    return {path: read_config(path) for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")])}
+
+
+def _find_config(folder: Path) -> dict[str, Any]:
+    configs = read_configs(folder)
+    found = [path for path, config in configs.items() if "denoise_fn_config" in config]
+    return configs[_only(found, folder, "*.yml with denoise_fn_config")]
 
 
 def _find_state(folder: Path) -> dict[str, Tensor]:

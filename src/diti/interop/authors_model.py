@@ -7,6 +7,7 @@ Notation: D length of z, T time-steps, K subsets.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import load_strictly, read_pickle
-from diti.interop.authors import read_authors_checkpoint, read_config
+from diti.interop.authors import read_authors_checkpoint, read_config, read_configs
 from diti.interop.authors_unet import (
     Layer,
     attention_layers,
@@ -34,7 +35,7 @@ from diti.representation.networks.trunks import AUTHORS_WIDTHS
 from diti.representation.partition import STAGE_DIMS, STAGE_ENDS, Partition
 from diti.representation.partition_widths import segment_bounds, segments_per_stage
 
-PREFIXES = ("_orig_mod.", "module.")  # left in the names by torch.compile and by parallel training
+PREFIXES = re.compile(r"^((_orig_mod|module)\.)+")  # left in the names by torch.compile and by parallel training
 OWN = ("label_emb.", "shift_")  # the weights of g; all others in their decoder are the frozen U-Net's
 ENCODER_HEADS = 4
 
@@ -81,13 +82,7 @@ def _state(checkpoint: Mapping[str, Any], name: str, source: Path) -> dict[str, 
             f"{source} holds {', '.join(map(str, checkpoint))}; a trained model has ema_encoder and ema_decoder, "
             "or encoder and decoder"
         )
-    return {_plain_name(key): tensor for key, tensor in checkpoint[name].items()}
-
-
-def _plain_name(key: str) -> str:
-    while key.startswith(PREFIXES):
-        key = key.partition(".")[2]
-    return key
+    return {PREFIXES.sub("", key): tensor for key, tensor in checkpoint[name].items()}
 
 
 # ---- Networks ---------------------------------------------------------------------------------------------
@@ -208,7 +203,7 @@ def _is_model(path: Path) -> bool:
 def _find_configs(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """The run's own config, if there is one, and all settings together, with the shape of the U-Net."""
     home = folder.parent if folder.name == "checkpoints" else folder
-    configs = [read_config(path) for path in sorted([*home.glob("*.yml"), *home.glob("*.yaml")])]
+    configs = read_configs(home).values()
     runs = [config for config in configs if "encoder_config" in config]
     shapes = [config for config in configs if "denoise_fn_config" in config]
     if len(runs) > 1 or len(shapes) > 1:

@@ -95,7 +95,7 @@ def convert_unet(config: Mapping[str, Any], state_dict: Mapping[str, Tensor], si
         time_width=shape.base_channel if shape.base_channel != shape.widths[0] else None,
     )
     unet = assemble_unet(diffusers_config(shape, size), wrapping)
-    layers = [*stem_layers(), *down_layers(shape), *up_layers(shape)]
+    layers = [*STEM, *down_layers(shape), *up_layers(shape)]
     source = "the authors' U-Net"
     load_strictly(unet, translate(unet, layers, state_dict, shape.split_qkv, source), source)
     return Backbone(unet, _scheduler(config, shape.learn_sigma), wrapping).eval()
@@ -147,12 +147,14 @@ def translate(
     `split` splits a joint qkv weight or bias.
     """
     own = module.state_dict()
-    present = [layer for layer in layers if f"{layer.ours}.weight" in own]
-    wanted = {  # numbers that each of their tensors must hold
-        f"{layer.theirs}.{leaf}": own[f"{layer.ours}.{leaf}"].numel() * (1 if layer.part is None else 3)
-        for layer in present
+    present = [
+        (f"{layer.theirs}.{leaf}", f"{layer.ours}.{leaf}", layer.part)
+        for layer in layers
         for leaf in ("weight", "bias")
-    }
+        if f"{layer.ours}.{leaf}" in own
+    ]
+    # Numbers that each of their tensors must hold.
+    wanted = {theirs: own[ours].numel() * (1 if part is None else 3) for theirs, ours, part in present}
     faults = {
         "missing": [key for key in wanted if key not in state],
         "unexpected": [key for key in state if key not in wanted],
@@ -160,14 +162,11 @@ def translate(
     }
     refuse_keys(faults, source)
     translated = {}
-    for layer in present:
-        for leaf in ("weight", "bias"):
-            tensor = state[f"{layer.theirs}.{leaf}"]
-            if tensor.ndim == 3:  # their 1×1 convolutions over a sequence are linear layers in diffusers
-                tensor = tensor.squeeze(-1)
-            if layer.part is not None:
-                tensor = split(tensor)[layer.part]
-            translated[f"{layer.ours}.{leaf}"] = tensor
+    for theirs, ours, part in present:
+        tensor = state[theirs]
+        if tensor.ndim == 3:  # their 1×1 convolutions over a sequence are linear layers in diffusers
+            tensor = tensor.squeeze(-1)
+        translated[ours] = tensor if part is None else split(tensor)[part]
     return translated
 
 
@@ -183,11 +182,11 @@ def split_qkv(tensor: Tensor, heads: int, new_order: bool = False) -> tuple[Tens
 # ---- Names ------------------------------------------------------------------------------------------------
 
 
-def stem_layers() -> Iterator[Layer]:
-    """Time embedding and first convolution."""
-    yield Layer("time_embed.0", "time_embedding.linear_1")
-    yield Layer("time_embed.2", "time_embedding.linear_2")
-    yield Layer("input_blocks.0.0", "conv_in")
+STEM = (  # time embedding and first convolution
+    Layer("time_embed.0", "time_embedding.linear_1"),
+    Layer("time_embed.2", "time_embedding.linear_2"),
+    Layer("input_blocks.0.0", "conv_in"),
+)
 
 
 def down_layers(shape: UNetShape) -> Iterator[Layer]:

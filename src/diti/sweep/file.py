@@ -25,11 +25,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from diti.config import SolveConfig, TrainConfig
 from diti.core.errors import InputError, nearest
 from diti.core.settings import differences, from_options, sections
+
+if TYPE_CHECKING:
+    from diti.diffusion.backbone import Backbone
 
 LOGS = "logs"  # folder beside the runs
 AT_THE_TOP = {"seed": "list them at the top as seeds: [0, 1]", "preset": "name it at the top"}
@@ -104,6 +107,18 @@ class Runs(Generic[Config]):
     def computed(self, config: Config) -> Config:
         """The settings as far as they have an effect."""
         return config
+
+    def with_backbones(self, check: Callable[[Config, Backbone | None], object]) -> dict[str, Backbone]:
+        """Check each run with its backbone, which is loaded once; the backbones by name."""
+        from diti.diffusion.backbone import load_backbone
+
+        found: dict[str, Backbone] = {}
+        for name, config in self.runs.items():
+            with naming(f"run {name}"):
+                if config.backbone and config.backbone not in found:
+                    found[config.backbone] = load_backbone(config.backbone)
+                check(config, found.get(config.backbone))
+        return found
 
     @property
     def data(self) -> str:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 from diti.config import SolveConfig
 from diti.core.errors import InputError
 from diti.sweep.file import Runs, SweepFile, naming, runs_of
-from diti.sweep.trainings import told_of
 
 if TYPE_CHECKING:
     from diti.diffusion.backbone import Backbone
@@ -37,6 +32,29 @@ class Solutions(Runs[SolveConfig]):
         passes = len(self.passes())
         return f"{len(self.runs)} solutions, {passes} pass{'es' if passes > 1 else ''} over the images"
 
+    def check(self, out: Path, jobs: int | None) -> dict[str, Backbone]:
+        from diti.representation.solve.run import validate
+
+        if jobs is not None:
+            raise InputError(f"--jobs is {jobs}; it is for trainings, solutions use all cores one after the other")
+
+        def solvable(config: SolveConfig, backbone: Backbone | None) -> None:
+            assert backbone is not None  # every solution needs one
+            validate(config, backbone)
+
+        return self.with_backbones(solvable)
+
+    def make(self, out: Path, jobs: int | None, backbones: dict[str, Backbone]) -> tuple[set[str], dict[str, str]]:
+        """Solve what is not solved yet: the names of what is new, and no faults."""
+        from diti.representation.solve.run import solve_models
+
+        fresh: set[str] = set()
+        for place, group in enumerate(passes := self.passes(), 1):
+            print(f"pass {place} of {len(passes)}: {', '.join(group)}")
+            found = solve_models({out / name: config for name, config in group.items()})
+            fresh |= {folder.name for folder, new in found.items() if new}
+        return fresh, {}
+
 
 def plan_solutions(file: SweepFile, where: str) -> Solutions:
     """The plan of a file whose verb is solve."""
@@ -45,41 +63,3 @@ def plan_solutions(file: SweepFile, where: str) -> Solutions:
     runs = runs_of(file, SolveConfig(data=file.data, backbone=file.backbone), where)
     with naming(where):
         return Solutions(runs)
-
-
-def check_solutions(plan: Solutions, out: Path, jobs: int | None) -> None:
-    """InputError for whatever can be checked before the work starts."""
-    from diti.diffusion.backbone import load_backbone
-    from diti.representation.solve.run import validate
-
-    if jobs is not None:
-        raise InputError(f"--jobs is {jobs}; it is for trainings, solutions use all cores one after the other")
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; name a folder")
-    backbones: dict[str, Backbone] = {}
-    for name, config in plan.runs.items():
-        with naming(f"run {name}"):
-            if config.backbone not in backbones:
-                backbones[config.backbone] = load_backbone(config.backbone)
-            validate(config, backbones[config.backbone])
-
-
-def run_solutions(
-    plan: Solutions, out: Path, jobs: int | None = None, begun: Callable[[], None] = lambda: None
-) -> list[Path]:
-    """Solve what is not solved yet; returns the folders of all runs in order."""
-    from diti.core.locks import locked
-    from diti.representation.solve.run import solve_models
-
-    check_solutions(plan, out, jobs)
-    begun()
-    out.mkdir(parents=True, exist_ok=True)
-    table = Table("run", "state", "")
-    with locked(out):
-        for place, group in enumerate(passes := plan.passes(), 1):
-            print(f"pass {place} of {len(passes)}: {', '.join(group)}")
-            found = solve_models({out / name: config for name, config in group.items()})
-            for folder, fresh in found.items():
-                table.add_row(folder.name, "done" if fresh else "done before", told_of(folder))
-    Console().print(table)
-    return [out / name for name in plan.runs]

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from diti.config import DEFAULT_PRESET, TrainConfig
 from diti.core.errors import InputError
 from diti.core.jobs import Child, Job, run_jobs, usual_jobs
 from diti.core.progress import progress_bar
-from diti.core.runs import RunFolder, read_json
+from diti.core.runs import RunFolder
 from diti.core.settings import differences, load_yaml
 from diti.presets import preset, train_preset
 from diti.representation.registry import find_method
@@ -33,7 +29,6 @@ from diti.sweep.file import LOGS, Runs, SweepFile, naming, runs_of
 if TYPE_CHECKING:
     from diti.diffusion.backbone import Backbone
 
-TOLD = ("loss_removed", "reconstruction_mse", "smallest_std")  # facts shown at the end, where a method has them
 LOG_LINES = 200  # per run, at least: the bar moves with them
 
 
@@ -54,15 +49,32 @@ class Plan(Runs[TrainConfig]):
         return sum(length.images for length in lengths if length.minutes is None)
 
     @property
-    def minutes(self) -> float:
-        """Minutes of those, on one core."""
-        return sum(config.training.minutes or 0 for config in self.runs.values())
-
-    @property
     def title(self) -> str:
+        minutes = sum(config.training.minutes or 0 for config in self.runs.values())
         lengths = [f"{self.images:,} images"] if self.images else []
-        lengths += [f"{self.minutes:g} minutes of training"] if self.minutes else []
+        lengths += [f"{minutes:g} minutes of training"] if minutes else []
         return ", ".join([f"{len(self.runs)} runs", *lengths])
+
+    def check(self, out: Path, jobs: int | None) -> dict[str, Backbone]:
+        if jobs is not None and jobs < 1:
+            raise InputError(f"--jobs is {jobs}; it must be at least 1")
+        if not (todo := self._todo(out)):
+            return {}
+        backbones = check_plan(rest := Plan(todo))
+        _check_data(rest, backbones)
+        return backbones
+
+    def make(self, out: Path, jobs: int | None, backbones: dict[str, Backbone]) -> tuple[set[str], dict[str, str]]:
+        """Train what is not done yet: the names of these runs, and why some of them failed."""
+        if not (todo := self._todo(out)):
+            return set(), {}
+        prepare_data(Plan(todo), backbones)
+        jobs = jobs or usual_jobs()
+        print(f"{len(todo)} of {len(self.runs)} runs to train, {jobs} at a time; their output: {out / LOGS}")
+        return set(todo), _train_all(self, list(todo), out, jobs)
+
+    def _todo(self, out: Path) -> dict[str, TrainConfig]:
+        return {name: config for name, config in self.runs.items() if not _is_done(out / name, config)}
 
 
 def plan_trainings(file: SweepFile, where: str) -> Plan:
@@ -75,50 +87,19 @@ def plan_trainings(file: SweepFile, where: str) -> Plan:
         return Plan(runs)
 
 
-def _with_lively_log(config: TrainConfig) -> TrainConfig:
-    """Log lines often enough to follow the run, which does not change the result."""
-    length = config.training
-    often = max(length.train_batch_size, length.images // LOG_LINES)
-    length = dataclasses.replace(length, log_images=min(length.log_images, often))
-    return dataclasses.replace(config, training=length)
-
-
 def check_plan(plan: Plan) -> dict[str, Backbone]:
     """Build the networks of every run once, so that no settings fail later; the backbones by name."""
-    from diti.diffusion.backbone import load_backbone
+    from diti.core.loop import check_batch
+
+    def buildable(config: TrainConfig, backbone: Backbone | None) -> None:
+        check_batch(config.training, processes=1)
+        find_method(config.method).validate(config, backbone or _image_size(config, None))
 
     different = {  # apart from the seed
         dataclasses.replace(config, training=dataclasses.replace(config.training, seed=0)): name
         for name, config in plan.runs.items()
     }
-    backbones: dict[str, Backbone] = {}
-    for config, name in different.items():
-        with naming(f"run {name}"):
-            if config.backbone and config.backbone not in backbones:
-                backbones[config.backbone] = load_backbone(config.backbone)
-            _check_buildable(config, backbones.get(config.backbone))
-    return backbones
-
-
-def _check_buildable(config: TrainConfig, backbone: Backbone | None) -> None:
-    from diti.core.loop import check_batch
-
-    check_batch(config.training, processes=1)
-    find_method(config.method).validate(config, backbone or _image_size(config, None))
-
-
-def check_trainings(plan: Plan, out: Path, jobs: int | None) -> dict[str, Backbone]:
-    """InputError for whatever can be checked before the work starts; the backbones by name."""
-    if jobs is not None and jobs < 1:
-        raise InputError(f"--jobs is {jobs}; it must be at least 1")
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; name a folder")
-    todo = {name: config for name, config in plan.runs.items() if not _is_done(out / name, config)}
-    if not todo:
-        return {}
-    backbones = check_plan(rest := Plan(todo))
-    _check_data(rest, backbones)
-    return backbones
+    return Plan({name: config for config, name in different.items()}).with_backbones(buildable)
 
 
 def _check_data(plan: Plan, backbones: Mapping[str, Backbone]) -> None:
@@ -152,36 +133,6 @@ def prepare_data(plan: Plan, backbones: Mapping[str, Backbone]) -> None:
         dataset = require_training_images(open_data(config.data, _image_size(config, backbone)))
         if backbone:
             backbone.require_size(dataset.size)
-
-
-def run_trainings(
-    plan: Plan, out: Path, jobs: int | None = None, begun: Callable[[], None] = lambda: None
-) -> list[Path]:
-    """Train what is not done yet, `jobs` runs in parallel; returns the folders of all runs in order.
-
-    By default as many as there are cores, or one where there is a GPU. A run that fails does not stop the others.
-    `begun` is called once everything is checked.
-    """
-    from diti.core.locks import locked
-
-    backbones = check_trainings(plan, out, jobs)
-    begun()
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
-        todo = [name for name, config in plan.runs.items() if not _is_done(out / name, config)]
-        faults: dict[str, str] = {}
-        if todo:
-            prepare_data(Plan({name: plan.runs[name] for name in todo}), backbones)
-            jobs = jobs or usual_jobs()
-            print(f"{len(todo)} of {len(plan.runs)} runs to train, {jobs} at a time; their output: {out / LOGS}")
-            faults = _train_all(plan, todo, out, jobs)
-        _print_outcome(plan, todo, faults, out)
-    if faults:
-        raise InputError(
-            f"{len(faults)} of {len(plan.runs)} runs failed ({', '.join(faults)}), see {out / LOGS}; "
-            "the same command tries them again"
-        )
-    return [out / name for name in plan.runs]
 
 
 def _is_done(folder: Path, config: TrainConfig) -> bool:
@@ -226,16 +177,19 @@ def _train_all(plan: Plan, todo: list[str], out: Path, jobs: int) -> dict[str, s
             advance(now - seen[name], note=f"{len(done)} of {len(plan.runs)} runs done, {len(faults)} failed")
             seen[name] = now
 
-        run_jobs(plan_jobs(plan, todo, out), jobs, follow)
+        run_jobs([_job(name, plan.runs[name], out) for name in todo], jobs, follow)
     return faults
 
 
-def plan_jobs(plan: Plan, todo: Sequence[str], out: Path) -> list[Job]:
-    """The training of each of these runs."""
+def _job(name: str, config: TrainConfig, out: Path) -> Job:
+    """The training, with log lines often enough to follow it, which does not change the result."""
     from diti.representation.train import train_model
 
-    calls = {name: partial(train_model, _with_lively_log(plan.runs[name]), out / name) for name in todo}
-    return [Job(name, call, out / LOGS / f"{name}.txt") for name, call in calls.items()]
+    length = config.training
+    often = max(length.train_batch_size, length.images // LOG_LINES)
+    length = dataclasses.replace(length, log_images=min(length.log_images, often))
+    call = partial(train_model, dataclasses.replace(config, training=length), out / name)
+    return Job(name, call, out / LOGS / f"{name}.txt")
 
 
 def _length(config: TrainConfig) -> int:
@@ -261,19 +215,3 @@ def _fault(child: Child, folder: Path, config: TrainConfig) -> str:
     if child.fault or _is_done(folder, config):
         return child.fault
     return f"{folder} is not complete although the training succeeded"
-
-
-def _print_outcome(plan: Plan, todo: list[str], faults: dict[str, str], out: Path) -> None:
-    table = Table("run", "state", "")
-    for name in plan.runs:
-        if name in faults:
-            table.add_row(name, "failed", Text(faults[name]))
-        else:
-            table.add_row(name, "done" if name in todo else "done before", told_of(out / name))
-    Console().print(table)
-
-
-def told_of(folder: Path) -> str:
-    """What a finished run found, in a few words."""
-    facts = read_json(folder / "checks.json")
-    return ", ".join(f"{key.replace('_', ' ')} {facts[key]:.3g}" for key in TOLD if key in facts)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from diti.config import TrainConfig, ViewsConfig
 from diti.core.errors import InputError
-from diti.core.gather import gather_rows
 from diti.core.objective import LossReport
+from diti.core.processes import gather_rows
 from diti.core.rng import Draws
 from diti.data.augment import two_views
 from diti.data.prepared import Dataset

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import TrainConfig, VAEConfig
-from diti.core.gather import gather_rows
 from diti.core.images import MODEL_RANGE, grid, save_picture, to_float, to_uint8
 from diti.core.objective import LossReport
+from diti.core.processes import gather_rows
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
