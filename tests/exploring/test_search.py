@@ -60,7 +60,7 @@ def test_dims_are_named_by_level_number_and_name(model):
         ),
         (
             "nosuch",
-            r"--subset 'nosuch' .* subsets by number \(0 to 2, or I:J\), or an axis: a00 to a11, z000 to z011, hat",
+            r"--subset 'nosuch' .* subsets by number \(0 to 2, or I:J\), or an axis: a00 to a11, z000 to z011",
         ),
         ("z012", "axis 12 does not exist"),
         ("-1", "'-1' names no part"),

@@ -17,12 +17,13 @@ SHEET = Range(1, 10_000)  # images on one
 
 @dataclass(frozen=True, kw_only=True)
 class Explore:
-    """Show what a model found, without labels: its axes from fine to coarse on one page, drawn and measured."""
+    """Show what a model found, without labels: the axes one can see, then z from fine to coarse, on one page."""
 
     model: Model  # model folder, shipped name or hub id
     data: str  # images, with or without labels: whatever --data accepts elsewhere
     out: Path = Path("explored")  # folder for index.html, explore.json and a picture per axis
-    axes: Annotated[int, *Range(1, 1_000)] = 3  # axes per subset, those that remove most of the loss
+    first: Annotated[int, *Range(1, 1_000)] = 16  # axes to draw, those that change pictures most
+    axes: Annotated[int, *Range(1, 1_000)] = 3  # dims per subset, those that remove most of the loss
     faces: Annotated[int, *Range(1, 64)] = 3  # images that are pushed along each axis
     sampling_steps: int = 15  # network calls per image
     seed: Seed = 0
