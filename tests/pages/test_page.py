@@ -24,7 +24,7 @@ from diti.pages.page import render, save_page
 from diti.pages.templates import template
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"
-VOID = {"meta", "link", "img"}
+VOID = {"meta", "link", "img", "input"}
 
 
 class AttributeClassifier(HTMLParser):

@@ -52,7 +52,7 @@ class NameAxis:
         axis = axis_number(self.axis)
         if axis is None:
             raise InputError(f"AXIS {self.axis!r} is not the number of an axis; write it as a07, or a dim as z037")
-        print(f"axis {self.axis} is now {name_axis(self.model, axis, self.name, self.negative)}")
+        print(f"axis {axis} is now {name_axis(self.model, axis, self.name, self.negative)}")
 
 
 @dataclass(frozen=True, kw_only=True)
