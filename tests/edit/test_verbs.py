@@ -134,7 +134,7 @@ def test_an_axis_is_named_by_its_number_or_as_features_are_called(place, diti_he
             ["manipulate", "model", "a.png", "--attribute", "hat", "--dims", "3", "--selection", "weight"],
             "--attribute without --data takes a direction as it was kept; leave --dims, --selection out",
         ),
-        (["name", "model", "three", "x"], "AXIS 'three' is not the number of an axis; write it as 37 or z037"),
+        (["name", "model", "three", "x"], "AXIS 'three' is not the number of an axis; write it as a07, or"),
         (["name", "model", "z099", "x"], "axis 99 does not exist"),
         (["name", "model", "3", "coarse"], "the name 'coarse' cannot be used"),
         (["vary", "model", "model/model.json"], "model.json"),

@@ -12,7 +12,7 @@ from diti.core.errors import InputError
 from diti.data import toyfaces
 from diti.data.sources import open_data
 from diti.edit.directions import standardise
-from diti.exploring.search import nearest, oddest, searched_dims
+from diti.exploring.search import nearest, oddest, searched_dims, searched_keys, with_axes
 from diti.representation.features import encode_dataset
 from diti.representation.models.axis_names import AxisName
 from diti.representation.models.loading import load
@@ -58,7 +58,10 @@ def test_dims_are_named_by_level_number_and_name(model):
             "coars",
             "'coars' names no part of this code; use all, fine, coarse, .* z011, hat. Did you mean 'coarse'",
         ),
-        ("nosuch", r"--subset 'nosuch' .* subsets by number \(0 to 2, or I:J\), or an axis: z000 to z011, hat\."),
+        (
+            "nosuch",
+            r"--subset 'nosuch' .* subsets by number \(0 to 2, or I:J\), or an axis: a00 to a11, z000 to z011",
+        ),
         ("z012", "axis 12 does not exist"),
         ("-1", "'-1' names no part"),
         ("3", "'3' names no subset of this partition"),
@@ -151,3 +154,21 @@ def test_the_verb_finds_the_image_itself_first(solved_once, solved_faces, tmp_pa
     assert "--odd says how many images to find; leave --count (-n) out" in capsys.readouterr().err
     assert main([*words, "--odd", "0"]) == 2
     assert "--odd is 0" in capsys.readouterr().err
+
+
+def test_images_are_near_on_an_axis_alone(solved_once, solved_faces, tmp_path, capsys):
+    """By the readings of the file, not by the code that searches."""
+    model, codes = load(solved_once), encode_dataset(load(solved_once), solved_faces)
+    places = (codes - model.mean.numpy()) @ model.axes.readings.numpy().T
+    Image.fromarray(np.asarray(solved_faces.images[42])).save(tmp_path / "x.png")
+    words = ["search", str(solved_once), str(tmp_path / "x.png"), "--data", str(solved_faces.path), "-n", "9"]
+    for given, columns in ((["--axis", "a01"], [1]), (["--subset", "a00,a02"], [0, 2])):
+        assert main([*words, *given, "--out", str(tmp_path / "found.png"), "--overwrite"]) == 0
+        found = json.loads((tmp_path / "found.json").read_text())["found"]
+        slow = np.argsort(((places[:, columns] - places[42, columns]) ** 2).sum(1), kind="stable")[:9]
+        assert {item["row"] for item in found} == set(slow.tolist()) and found[0]["row"] == 42
+    assert "on 2 axes and 0 dims (a00,a02)" in capsys.readouterr().out
+    assert main([*words, "--axis", "a99", "--out", str(tmp_path / "found.png")]) == 2
+    assert "axis a99 does not exist" in capsys.readouterr().err
+    mixed = searched_keys(model, with_axes(model, "coarse", "a1,2"))
+    assert mixed == ["a1", 2, 8, 9, 10, 11] and with_axes(model, "fine", "") == "fine"

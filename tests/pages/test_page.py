@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,12 +19,12 @@ from jinja2 import UndefinedError
 from PIL import Image
 
 from diti.core.errors import InputError
-from diti.pages.blocks import Cell, Figure, Page, Section, Table
+from diti.pages.blocks import Cell, Figure, Film, Page, Section, Table
 from diti.pages.page import render, save_page
 from diti.pages.templates import template
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"
-VOID = {"meta", "link", "img"}
+VOID = {"meta", "link", "img", "input"}
 
 
 class AttributeClassifier(HTMLParser):
@@ -173,7 +174,21 @@ def test_parts_that_fold_are_the_list_of_contents(read):
 
 def test_what_a_template_lacks_is_an_error():
     with pytest.raises(UndefinedError, match="'page' is undefined"):
-        template("pages/page.html.jinja").render(mark="")
+        template("pages/page.html.jinja").render(mark="", allowed="")
+
+
+def test_a_film_brings_the_one_script_that_the_policy_names(tmp_path):
+    Image.new("RGB", (60, 10)).save(tmp_path / "f.png")
+    film = Film(tmp_path / "f.png", 3, "", "three frames", "<pull>")
+    text = render(Page("t", "", [Section("s", blocks=[film])]))
+    read = AttributeClassifier(text)
+    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)[1]
+    named = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = read.all("meta", **{"http-equiv": "Content-Security-Policy"})[0]["content"]
+    assert policy.endswith(f"script-src 'sha256-{named}'") and text.count("<script") == 1
+    slider = read.all("input")[0]
+    assert (slider["type"], slider["max"], slider["value"], slider["data-frames"]) == ("range", "2", "1", "3")
+    assert "&lt;pull&gt;" in text and read.all("img")[0]["alt"] == "three frames"
 
 
 def test_a_key_cannot_become_another_address():

@@ -119,10 +119,35 @@ def test_names_are_kept_in_a_folder_that_may_be_changed(model, folder, tmp_path,
     monkeypatch.setattr("diti.studio.world.may_keep", lambda folder: False)
     world = World(model, copy, None)
     assert not world.name(own, 3, "beard", "") and own[3].name == "beard"
-    assert world.names(own)[2:5] == ["smile", "beard", "axis 4"] and world.names({})[3] == "axis 3"
+    assert [world.label(key, own) for key in (2, 3, 4, "a4")] == ["smile", "beard", "axis 4", "a04"]
+    assert world.label(3, {}) == "axis 3"
     with pytest.raises(InputError, match="cannot be used"):
         world.name(own, 3, "<script>", "")
     model.axis_names = {}
+
+
+def test_axes_are_offered_by_sight_and_by_the_part_they_live_in(solved_folder, solved_faces):
+    world = open_world(str(solved_folder), str(solved_faces.path))
+    count, cut = len(world.model.axes), world.partition
+    assert world.axes(None) == [f"a{axis}" for axis in range(min(count, 12))]
+    parts = [world.axes(part) for part in range(cut.subsets)]
+    listed = [key for part in parts for key in part]
+    assert sorted(map(str, listed)) == sorted([*map(str, range(12)), *(f"a{axis}" for axis in range(count))])
+    for part, keys in enumerate(parts):
+        assert {key for key in keys if isinstance(key, int)} == set(cut.dims_of(part))
+        for key in (key for key in keys if isinstance(key, str)):
+            assert world.model.axes.subsets[int(key[1:])].argmax() == part
+    expected = (world.codes - world.model.mean.numpy()) @ world.model.axes.readings[3].numpy()
+    np.testing.assert_allclose(world.places("a3"), expected, atol=1e-4)
+    (solved_folder / "axes.safetensors").unlink()
+    assert world.name({}, "a3", "wall", "") and (solved_folder / "axes.safetensors").is_file()
+    bare = open_world(str(solved_folder), str(solved_faces.path))
+    assert bare.label("a3", {}) == "wall"
+
+
+def test_a_model_without_axes_offers_its_dims(model, folder):
+    world = World(model, folder, None)
+    assert world.found is None and world.axes(None) == world.dims(0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`diti manipulate --axis`: push an image along axes of z, by standard deviations, its noise kept.
+"""`diti manipulate --axis`: push an image along axes or dims of z, by standard deviations, its noise kept.
 
 Notation: R rows of the picture, S strengths, D dims of z.
 """
@@ -19,12 +19,14 @@ from diti.core.progress import progress_bar
 from diti.diffusion.sampler import OnStep
 from diti.edit.interpolate import check_scales
 from diti.edit.invert import Inverted
-from diti.representation.models.axis_names import find_axis
+from diti.representation.found_axes import find_key
+from diti.representation.models.axes import Axes
+from diti.representation.models.axis_names import Key, axis_of
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.inputs import Images, as_batch, read_images
 from diti.representation.models.loading import load_with_decoder
 
-Move = Mapping[int, float]  # axis → sign
+Move = Mapping[Key, float]  # axis or dim → sign
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +49,8 @@ class Moved:
 
 def planned_moves(model: DecodingModel, words: Sequence[str]) -> tuple[list[Move], list[str]]:
     """What each row moves, and its name: each axis alone and, of several, all together."""
-    found = [find_axis(model.axis_names, model.dims, word.strip()) for word in words]
-    moves: list[Move] = [{axis: sign} for axis, sign in found]
+    found = [find_key(model, word) for word in words]
+    moves: list[Move] = [{key: sign} for key, sign in found]
     names = [word.strip() if not word.strip().isdigit() else f"axis {int(word)}" for word in words]
     if len(moves) > 1:
         moves.append(dict(found))
@@ -56,21 +58,25 @@ def planned_moves(model: DecodingModel, words: Sequence[str]) -> tuple[list[Move
     return moves, names
 
 
-def push_axis(z: Tensor, std: Tensor, axis: int, scale: float) -> Tensor:
-    """Codes (..., D) with one axis moved by scale × std."""
-    pushed = z.clone()
-    pushed[..., axis] += scale * std[axis]
-    return pushed
+def deviation(key: Key, std: Tensor, axes: Axes | None = None) -> Tensor:
+    """(D,) how z changes by one standard deviation of an axis, or of a dim, given those of z (D,)."""
+    if (axis := axis_of(key)) is not None and axes is not None:
+        return axes.directions[axis].to(std)
+    step = torch.zeros_like(std)
+    step[int(key)] = std[int(key)]
+    return step
 
 
-def push_axes(z: Tensor, std: Tensor, moves: Sequence[Move], scales: Sequence[float]) -> Tensor:
-    """(R, S, D): a code z (D,) with the axes of each row moved by sign × scale × std."""
-    codes = z.repeat(len(moves), len(scales), 1)
-    for row, move in enumerate(moves):
-        for place, scale in enumerate(scales):
-            for axis, sign in move.items():
-                codes[row, place] = push_axis(codes[row, place], std, axis, sign * scale)
-    return codes
+def push_axes(
+    z: Tensor, std: Tensor, moves: Sequence[Move], scales: Sequence[float], axes: Axes | None = None
+) -> Tensor:
+    """(R, S, D): a code z (D,) with the axes and dims of each row moved by sign × scale deviations."""
+    steps = torch.stack([_step(move, std, axes) for move in moves])  # (R, D)
+    return z + torch.tensor(list(scales), dtype=z.dtype)[:, None] * steps[:, None].to(z)
+
+
+def _step(move: Move, std: Tensor, axes: Axes | None) -> Tensor:
+    return torch.stack([sign * deviation(key, std, axes) for key, sign in move.items()]).sum(0)
 
 
 def move_axes(
@@ -88,7 +94,7 @@ def move_axes(
     moves, names = planned_moves(model, words)
     pixels = as_batch(image, model.size)[:1]
     start = Inverted.of(model, pixels, sampling_steps, masked=masked, on_step=on_step)
-    codes = push_axes(start.z[0], model.statistics()[1], moves, scales)
+    codes = push_axes(start.z[0], model.statistics()[1], moves, scales, model.axes)
     flat = torch.cat([start.z, codes.flatten(0, 1)])
     drawn = start.shown(flat, start.x_T.expand(len(flat), *start.x_T.shape[1:]), on_step)
     return Moved(drawn[1:].unflatten(0, codes.shape[:2]), tuple(names), tuple(scales), pixels[0], drawn[0])

@@ -14,16 +14,16 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.images import ValueRange
 from diti.diffusion.generate import SAMPLING_STEPS
-from diti.edit.axes import push_axis
+from diti.edit.axes import deviation
 from diti.edit.directions import Direction
 from diti.edit.interpolate import check_scales
 from diti.edit.invert import Inverted
 from diti.edit.manipulate import check_fits, push
-from diti.representation.models.axis_names import find_axis
+from diti.representation.found_axes import find_key
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.inputs import Images, as_batch
 
-What: TypeAlias = int | str | Direction  # an axis by number or name, or the direction of an attribute
+What: TypeAlias = int | str | Direction  # a dim by number, an axis as a07 or by name, or an attribute's direction
 PLACES = (-3.0, -1.5, 0.0, 1.5, 3.0)  # standard deviations
 
 
@@ -33,9 +33,9 @@ class Editor:
     An axis moves by standard deviations, a direction by the scale s of algorithm 3 (0.3 is the authors').
 
         face = model.edit(image)
-        face.draw({12: 2.0, "beard": -1.0})  # (N, 3, H, W), both moved
+        face.draw({"a07": 2.0, "beard": -1.0, 12: 1.0})  # (N, 3, H, W): an axis, a named one and dim 12 moved
         face.draw({diti.learn_direction(model, data, "Smiling"): 0.3})
-        face.strip(12)  # (5, N, 3, H, W), from -3 to +3
+        face.strip("a07")  # (5, N, 3, H, W), from -3 to +3
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Editor:
                 check_fits(self.model, what)
                 z = push(z, what, scale)
             else:
-                axis, sign = find_axis(self.model.axis_names, self.model.dims, str(what))
-                z = push_axis(z, self.model.statistics()[1], axis, sign * scale)
+                key, sign = find_key(self.model, str(what))
+                z = z + sign * scale * deviation(key, self.model.statistics()[1], self.model.axes).to(z)
         return z
 
     def draw(self, moves: Mapping[What, float]) -> Tensor:

@@ -24,7 +24,17 @@ from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
 from diti.edit.directions import standardise
 from diti.representation.features import encode_dataset, explained_by_z, metric_of
-from diti.representation.models.axis_names import axis_number, find_axis, is_named, words_of
+from diti.representation.found_axes import axes_of, find_key
+from diti.representation.models.axis_names import (
+    Key,
+    axis_key,
+    axis_number,
+    axis_of,
+    in_order,
+    is_named,
+    key_label,
+    words_of,
+)
 from diti.representation.models.inputs import Picture, as_batch, read_images
 from diti.representation.models.loading import as_model
 from diti.representation.models.metric import metric_root
@@ -52,23 +62,47 @@ class Found:
 
 
 def searched_dims(model: Model, words: str) -> np.ndarray:
-    """(d,) dims that a comma list names: all, fine, coarse, early, middle, late, I, I:J, or an axis."""
-    dims: set[int] = set()
+    """(d,) dims that a comma list names: all, fine, coarse, early, middle, late, I, I:J, or dims."""
+    return np.array([key for key in searched_keys(model, words) if isinstance(key, int)])
+
+
+def searched_keys(model: Model, words: str) -> list[Key]:
+    """Dims and axes that a comma list names: all, fine, coarse, early, middle, late, I, I:J, or one of them."""
+    keys: set[Key] = set()
     for word in (piece.strip() for piece in words.split(",")):
         if word == "all" or word in THIRDS or word in LEVELS or word.replace(":", "").isdigit():
             mask = model.partition.subset_mask(word)
-            dims |= set(np.flatnonzero(mask.numpy()).tolist())
-        elif is_named(model.axis_names, word) or (word.startswith("z") and axis_number(word) is not None):
-            dims.add(find_axis(model.axis_names, model.dims, word)[0])
+            keys |= set(np.flatnonzero(mask.numpy()).tolist())
+        elif is_named(model.axis_names, word) or (word[:1] in ("a", "z") and axis_number(word) is not None):
+            keys.add(find_key(model, word)[0])
         else:
             raise InputError(_no_part(model, word))
-    return np.array(sorted(dims))
+    return in_order(keys)
+
+
+def with_axes(model: Model, subset: str, axis: str) -> str:
+    """The parts to be near in, where axes were asked for: these alone, unless a part was named too."""
+    if not axis.strip():
+        return subset
+    words = [key_label(find_key(model, word)[0]) for word in axis.split(",")]
+    return ",".join([*words, *([] if subset == "all" else [subset])])
+
+
+def in_deviations(model: Model, z: np.ndarray, keys: list[Key], codes: np.ndarray) -> np.ndarray:
+    """(N, d) of codes z (N, D): where they lie on each axis and dim; codes: of the data."""
+    mean, std = model.statistics(torch.from_numpy(codes))
+    dims = [key for key in keys if isinstance(key, int)]
+    parts = [standardise(z[:, dims], mean.numpy()[dims], std.numpy()[dims])] if dims else []
+    if axes := [axis for key in keys if (axis := axis_of(key)) is not None]:
+        parts.append(axes_of(model).places(torch.from_numpy(z), mean)[:, axes].numpy())
+    return np.concatenate(parts, axis=1)
 
 
 def _no_part(model: Model, word: str) -> str:
     """What may be said instead."""
     parts, named = ["all", *LEVELS, *THIRDS], words_of(model.axis_names)
-    axes = ", ".join([f"z000 to z{model.dims - 1:03d}", *named])
+    found = [f"a00 to {key_label(axis_key(len(model.axes) - 1))}"] if model.axes is not None else []
+    axes = ", ".join([*found, f"z000 to z{model.dims - 1:03d}", *named])
     return (
         f"--subset {word!r} names no part of this code; use {', '.join(parts)}, subsets by number (0 to "
         f"{model.partition.subsets - 1}, or I:J), or an axis: {axes}.{like(word, [*parts, *named])}"
@@ -114,6 +148,7 @@ def search(
     *,
     data: Dataset | str | Path,
     subset: str = "all",
+    axis: str = "",
     count: int | None = None,
     odd: int | None = None,
     out: str | Path = "found.png",
@@ -121,7 +156,8 @@ def search(
 ) -> Found:
     """Find the images nearest to one, or the odd ones, as `diti search` does: a sheet and a JSON beside it.
 
-    subset: where to be near. count: images to find, by default 24. odd: find so many odd images instead.
+    subset: where to be near. axis: be near on these axes alone, a07 or by name. count: images to find, by default
+    24. odd: find so many odd images instead.
 
         diti.search("runs/model", "a.png", data="data/mine", subset="coarse").files
     """
@@ -139,21 +175,26 @@ def search(
     name = str(image) if isinstance(image, str | Path) else None
     require_writable({"--out": [out, beside]}, [name, place_of(data)], overwrite=overwrite)
     model = as_model(model)
-    dims = searched_dims(model, subset)
+    if any(isinstance(axis_number(word), str) for word in f"{subset},{axis}".split(",")):
+        axes_of(model, as_dataset(data, model.size))
+    subset = with_axes(model, subset, axis)
+    keys = searched_keys(model, subset)
     given, lines = read_images([] if name is None else [name], model.size)
     if image is not None and name is None:
         given = list(to_uint8(as_batch(image, model.size)[:1]))
     dataset = as_dataset(data, model.size)
     codes = encode_dataset(model, dataset)
-    mean, std = (s.numpy()[dims] for s in model.statistics(torch.from_numpy(codes)))
-    standard = standardise(codes[:, dims], mean, std)
-    part = f"in {len(dims)} of {model.dims} dims ({subset})"
+    standard, axes = in_deviations(model, codes, keys, codes), sum(isinstance(key, str) for key in keys)
+    part = f"on {axes} axes and {len(keys) - axes} dims" if axes else f"in {len(keys)} of {model.dims} dims"
+    part = f"{part} ({subset})"
     if image is not None:
-        root = root_inside(metric_of(model, dataset), dims)
-        wanted = standardise(model.encode(given[0]).numpy()[:, dims], mean, std)[0] @ root
-        found, told = nearest(standard @ root, wanted, number), f"the nearest images {part} of {len(dataset):,}"
+        wanted = in_deviations(model, model.encode(given[0]).numpy(), keys, codes)[0]
+        if not axes:  # an axis has its own length already
+            root = root_inside(metric_of(model, dataset), np.array(keys, dtype=int))
+            standard, wanted = standard @ root, wanted @ root
+        found, told = nearest(standard, wanted, number), f"the nearest images {part} of {len(dataset):,}"
     else:
-        shares = explained_by_z(model, dataset) if len(dims) == model.dims else None
+        shares = explained_by_z(model, dataset) if len(keys) == model.dims and not axes else None
         found = oddest(standard, number) if shares is None else least_explained(shares, number)
         told = f"the {len(found.rows)} oddest images of {len(dataset):,}, {_why_odd(found, shares, part)}"
     save_picture(sheet(dataset, found, given), out)

@@ -1,19 +1,21 @@
-"""Faces pushed along single axes of z, their noise x_T kept, and where in the picture that shows.
+"""Pictures pushed along single dims of z, their noise x_T kept, and where in the picture that shows.
 
-Notation: N faces, X axes, S places on an axis.
+Notation: N pictures, X axes, S places on an axis.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diti.core.images import to_uint8
+from diti.core.images import grid, save_picture, to_uint8
 from diti.core.progress import progress_bar
+from diti.data.prepared import Dataset
 from diti.edit.invert import Inverted
 from diti.representation.models.decoding import DecodingModel
 
@@ -79,6 +81,28 @@ def strip_pictures(strips: Strips, index: int) -> np.ndarray:
     """uint8 (N, S + 1, H, W, 3) of one axis: a row per face, and at its end where it changes."""
     drawn = to_uint8(strips.images[index].flatten(0, 1)).reshape(*strips.images.shape[1:3], *_sides(strips), 3)
     return np.concatenate([drawn, heat(strips.change()[index])[:, None]], axis=1)
+
+
+def save_axis_picture(
+    pushed: np.ndarray, places: Sequence[float], dataset: Dataset, low: np.ndarray, high: np.ndarray, path: Path
+) -> Path:
+    """Rows of pushed pictures (N, S + 1, H, W, 3), then the images lowest and highest on the axis."""
+    columns = pushed.shape[1]
+    ends = [_filled(dataset.pixels(rows[:columns]), columns) for rows in (low, high)]
+    labels = [*(f"picture {n + 1}" for n in range(len(pushed))), "lowest", "highest"]
+    pictures = np.concatenate([pushed.reshape(-1, *pushed.shape[2:]), *ends])
+    return save_picture(grid(pictures, columns, row_labels=labels, column_labels=headings(places)), path)
+
+
+def headings(places: Sequence[float]) -> list[str]:
+    """Above the columns of a strip."""
+    return [*(f"{place:+g} sd" if place else "mean" for place in places), "change"]
+
+
+def _filled(pixels: np.ndarray, count: int) -> np.ndarray:
+    """A row of images, with white where there are too few."""
+    blank = np.full((count - len(pixels), *pixels.shape[1:]), 255, np.uint8)
+    return np.concatenate([pixels, blank])
 
 
 def _sides(strips: Strips) -> tuple[int, int]:

@@ -58,12 +58,23 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Film:
+    """A picture that a slider changes: all its frames lie side by side in one file."""
+
+    path: Path  # PNG
+    frames: int
+    caption: str
+    alt: str
+    label: str  # of the slider
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading with text, tables and figures, and the commands that made them."""
+    """A heading with text, tables, figures and films, and the commands that made them."""
 
     title: str
     text: str = ""  # paragraphs separated by an empty line
-    blocks: Sequence[Table | Figure] = ()
+    blocks: Sequence[Table | Figure | Film] = ()
     commands: Sequence[str] = ()
     folded: bool = False  # closed at first, for long details
 

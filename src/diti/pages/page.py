@@ -1,7 +1,12 @@
-"""A page as one HTML file that needs nothing else: pictures and style inside, no script, no external request."""
+"""A page as one HTML file that needs nothing else: pictures and style inside, no external request.
+
+There is no script either, except for the one that moves films with their sliders, which the policy names.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import re
 from collections.abc import Sequence
@@ -12,9 +17,10 @@ from PIL import Image, UnidentifiedImageError
 from diti.core.errors import InputError
 from diti.core.outputs import PAGE
 from diti.core.runs import write_text
-from diti.pages.blocks import Figure, Page
+from diti.pages.blocks import Figure, Film, Page
 from diti.pages.templates import data_url, template
 
+_SLIDERS = (Path(__file__).parent / "film.js").read_text(encoding="utf-8").strip()
 _NARROW, _WIDE = 240, 480  # px: a picture no wider than the first is enlarged, to at most the second
 
 
@@ -27,7 +33,10 @@ def save_page(page: Page, path: Path) -> Path:
 def render(page: Page) -> str:
     """The whole page as HTML; every picture is read from disk and embedded."""
     titles = [section.title for section in page.sections] + ["Facts"] * bool(page.facts)
+    films = any(isinstance(block, Film) for section in page.sections for block in section.blocks)
     return template("pages/page.html.jinja").render(
+        script=_SLIDERS if films else "",
+        allowed=f"; script-src 'sha256-{_digest(_SLIDERS)}'" if films else "",
         page=page,
         mark=PAGE.decode(),
         contents=list(zip(titles, _anchors(titles), strict=True)),
@@ -54,7 +63,12 @@ def _paragraphs(text: str) -> list[str]:
     return [piece.strip() for piece in re.split(r"\n\s*\n", text) if piece.strip()]
 
 
-def _embedded(figure: Figure) -> dict[str, str | int]:
+def _digest(script: str) -> str:
+    """By which a content security policy names a script."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _embedded(figure: Figure | Film) -> dict[str, str | int]:
     """The picture as it is on disk; a small one is enlarged by a whole number, its pixels kept sharp."""
     try:
         content = figure.path.read_bytes()

@@ -18,6 +18,8 @@ from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, write_json, write_text
 from diti.data.prepared import Dataset
 from diti.representation.features import frozen_features, metric_over
+from diti.representation.found_axes import axes_over
+from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.model import BATCH, Model, code_statistics
 from diti.representation.networks.encoder import Encoder
 from diti.representation.registry import title_of
@@ -47,6 +49,8 @@ def finish(
     """
     if model.metric is None and model.mean is not None:
         model.metric = metric_over(model, dataset)
+    if isinstance(model, DecodingModel) and len(model.encoder.taken) == 3 and model.mean is not None:
+        model.axes = axes_over(model, dataset)
     model.save(run.path)
     findings = assess(model, dataset, run.path)
     findings = dataclasses.replace(findings, pictures={**findings.pictures, **(pictures or {})})

@@ -16,7 +16,7 @@ from diti.core.images import to_float
 from diti.core.progress import progress_bar
 from diti.edit.directions import Direction
 from diti.edit.invert import Inverted
-from diti.representation.models.axis_names import AxisName
+from diti.representation.models.axis_names import AxisName, Key
 from diti.representation.models.decoding import DecodingModel
 
 SIDES = ("like", "unlike")  # of examples
@@ -36,9 +36,9 @@ class Visitor:
     images: dict[str, np.ndarray] = field(default_factory=dict)  # slot → uint8 (H, W, 3)
     examples: dict[str, list[np.ndarray]] = field(default_factory=lambda: {side: [] for side in SIDES})
     own: Direction | None = None  # from the examples
-    names: dict[int, AxisName] = field(default_factory=dict)  # of axes, where the model folder keeps none
-    part: int = 0  # whose axes are looked at
-    axis: int | None = None  # that is turned
+    names: dict[Key, AxisName] = field(default_factory=dict)  # of axes, where the model folder keeps none
+    part: int | None = None  # whose axes are looked at; at first those that are seen best, of whatever part
+    axis: Key | None = None  # that is turned
     stops: int = 0  # how often the visitor asked to stop
     kept: OrderedDict[str, Inverted] = field(default_factory=OrderedDict)
 

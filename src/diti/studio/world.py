@@ -37,7 +37,17 @@ from diti.probes.matrix import SubsetMatrix, subset_matrix
 from diti.probes.task import Splits
 from diti.representation.checks import LossCurves, loss_curves
 from diti.representation.features import encode_dataset
-from diti.representation.models.axis_names import AxisName, with_name, write_names
+from diti.representation.found_axes import axes_of
+from diti.representation.models.axes import AXES, Axes, write_axes
+from diti.representation.models.axis_names import (
+    AxisName,
+    Key,
+    axis_key,
+    axis_of,
+    key_label,
+    with_name,
+    write_names,
+)
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.diffusion import DiffusionModel, DiTi
 from diti.representation.models.loading import load_with_decoder
@@ -47,6 +57,7 @@ from diti.studio.session import FULL_STEPS, PREVIEW_STEPS
 SHIPPED = "toyfaces32-diti"
 FACES = "toyfaces:800"  # drawn where a model of toy faces is opened without data
 SHOWN = 24  # images offered for a click
+BEST = 12  # axes offered at first, those that are seen best
 MEASURED_IMAGES = 64  # for losses: to be looked at, not to be published
 NO_DATA = (
     "There are no pictures to choose from: the data of this model is not here. Upload your own, or start the "
@@ -198,8 +209,32 @@ class World:
 
     # ---- Axes ------------------------------------------------------------------------------------------------
 
-    def axes(self, subset: int) -> list[int]:
-        """The axes of a subset, those that matter most first where that can be measured."""
+    @cached_property
+    def found(self) -> Axes | None:
+        """The axes that one can name; None where the model has none and there are no images to find them in."""
+        with self.lock:
+            try:
+                return axes_of(self.model, self.dataset)
+            except InputError:
+                return None
+
+    def axes(self, subset: int | None) -> list[Key]:
+        """Of a subset the axes that live in it, then its dims; without one, those that are seen best."""
+        keys: list[Key] = [axis_key(axis) for axis in range(len(self.found or ()))]
+        if subset is None:
+            return keys[:BEST] or self.axes(0)
+        return [*(key for key in keys if self._home(key) == subset), *self.dims(subset)]
+
+    def _home(self, key: Key) -> int | None:
+        """The subset in which most of an axis lies."""
+        if self.found is None or (axis := axis_of(key)) is None:
+            return None
+        squares = (self.found.directions[axis] / self.statistics()[1]).square()
+        shares = [float(squares[list(self.partition.dims_of(k))].sum()) for k in range(self.partition.subsets)]
+        return int(np.argmax(shares))
+
+    def dims(self, subset: int) -> list[int]:
+        """The dims of a subset, those that matter most first where that can be measured."""
         dims = np.array(self.partition.dims_of(subset), dtype=int)
         if not isinstance(self.model, DiTi) or self.dataset is None:
             return dims.tolist()
@@ -209,18 +244,27 @@ class World:
                 self.strengths[subset] = removed_by(self.model, self.dataset, groups, images=MEASURED_IMAGES)
         return dims[np.argsort(-self.strengths[subset], kind="stable")].tolist()
 
-    def names(self, own: dict[int, AxisName]) -> list[str]:
-        """A name per axis, those that the visitor gave for this visit too."""
-        given = {**self.model.axis_names, **own}
-        return [given[axis].name if axis in given else f"axis {axis}" for axis in range(self.model.dims)]
+    def places(self, key: Key) -> np.ndarray:
+        """(N,) where the images lie on an axis, or on a dim."""
+        if self.found is None or (axis := axis_of(key)) is None:
+            return np.asarray(self.codes[:, int(key)])
+        return self.found.places(torch.from_numpy(self.codes), self.statistics()[0])[:, axis].numpy()
 
-    def name(self, own: dict[int, AxisName], axis: int, name: str, other_end: str) -> bool:
+    def label(self, key: Key, own: dict[Key, AxisName]) -> str:
+        """The name of an axis or a dim, that which the visitor gave for this visit too."""
+        given = {**self.model.axis_names, **own}
+        return given[key].name if key in given else key_label(key) if isinstance(key, str) else f"axis {key}"
+
+    def name(self, own: dict[Key, AxisName], axis: Key, name: str, other_end: str) -> bool:
         """Name an axis in the model folder, or for this visit where the folder is not ours to change."""
         with self.lock:
-            names = with_name({**self.model.axis_names, **own}, self.model.dims, axis, name, other_end)
+            count = len(self.found or ())
+            names = with_name({**self.model.axis_names, **own}, self.model.dims, axis, name, other_end, count)
             if not may_keep(self.folder):
                 own[axis] = names[axis]
                 return False
+            if isinstance(axis, str) and self.found is not None and not (self.folder / AXES).is_file():
+                write_axes(self.found, self.folder / AXES)  # a named axis must stay what it is
             write_names(self.folder, names)
             self.model.axis_names = names
             return True

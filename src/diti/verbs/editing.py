@@ -82,7 +82,7 @@ class Manipulate:
     image: Picture
     attribute: Name = None  # name of an attribute of the data, or of a direction that the model folder keeps
     data: Name = None  # labelled images to learn the direction from; learned once and kept with the model
-    axis: CommaList = ""  # axes of the code, by number or by the name of diti name; each in a row
+    axis: CommaList = ""  # axes of the code, as a07 or by the name of diti name, or dims, as z037; each in a row
     like: CommaList = ""  # example images that have what you want; one is enough
     unlike: CommaList = ""  # example images that lack it; without them the mean of the data
     subset: CommaList = "all"  # of examples: the subsets that may move: fine, coarse, early, middle, late, I:J

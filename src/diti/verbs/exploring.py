@@ -17,12 +17,13 @@ SHEET = Range(1, 10_000)  # images on one
 
 @dataclass(frozen=True, kw_only=True)
 class Explore:
-    """Show what a model found, without labels: its axes from fine to coarse on one page, drawn and measured."""
+    """Show what a model found, without labels: the axes one can see, then z from fine to coarse, on one page."""
 
     model: Model  # model folder, shipped name or hub id
     data: str  # images, with or without labels: whatever --data accepts elsewhere
     out: Path = Path("explored")  # folder for index.html, explore.json and a picture per axis
-    axes: Annotated[int, *Range(1, 1_000)] = 3  # axes per subset, those that remove most of the loss
+    first: Annotated[int, *Range(1, 1_000)] = 16  # axes to draw, those that change pictures most
+    axes: Annotated[int, *Range(1, 1_000)] = 3  # dims per subset, those that remove most of the loss
     faces: Annotated[int, *Range(1, 64)] = 3  # images that are pushed along each axis
     sampling_steps: int = 15  # network calls per image
     seed: Seed = 0
@@ -37,10 +38,10 @@ class Explore:
 
 @dataclass(frozen=True, kw_only=True)
 class NameAxis:
-    """Name an axis of the code: the name then appears in tables, pages and commands."""
+    """Name an axis of the code, or one of its dims: the name then appears in tables, pages and commands."""
 
     model: Model  # model folder
-    axis: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="AXIS")]  # its number: 37, or z037
+    axis: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="AXIS")]  # a07, or a dim of z: 37, or z037
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]  # of what grows along it: beard
     negative: str = ""  # of what is at its other end: clean-shaven
 
@@ -50,7 +51,7 @@ class NameAxis:
 
         axis = axis_number(self.axis)
         if axis is None:
-            raise InputError(f"AXIS {self.axis!r} is not the number of an axis; write it as 37 or z037")
+            raise InputError(f"AXIS {self.axis!r} is not the number of an axis; write it as a07, or a dim as z037")
         print(f"axis {axis} is now {name_axis(self.model, axis, self.name, self.negative)}")
 
 
@@ -62,7 +63,8 @@ class Search:
     image: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="IMAGE")] = None  # to search for
     data: str  # images to search in: whatever --data accepts elsewhere
     subset: CommaList = "all"
-    """Where to be near: all, fine, coarse, early, middle, late, I, I:J, or an axis by its name or as z037."""
+    """Where to be near: all, fine, coarse, early, middle, late, I, I:J, or an axis by its name or as a07, z037."""
+    axis: CommaList = ""  # be near on these axes alone, as a07 or by name; a dim as z037
     count: Annotated[Number, *SHEET, tyro.conf.arg(aliases=["-n"])] = None  # images to find; by default 24
     odd: Annotated[Number, *SHEET] = None
     """Find this many odd images instead: those that z explains least, or, in chosen subsets and for models without

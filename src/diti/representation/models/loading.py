@@ -7,6 +7,7 @@ from pathlib import Path
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.files import locate, read_settings
+from diti.representation.models.axes import AXES, read_axes
 from diti.representation.models.axis_names import read_names
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.model import Model, read_metric, require_known_format, require_parts
@@ -30,6 +31,7 @@ def load(source: str | Path) -> Model:
     model = method.load(folder)
     model.axis_names = read_names(folder, model.dims)
     model.metric = read_metric(folder)
+    model.axes = read_axes(folder / AXES, model.partition)
     return model
 
 

@@ -19,7 +19,8 @@ from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import complaints_about, read_safetensors, read_settings, require_finite
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
-from diti.representation.models.axis_names import AxisName, with_names, write_names
+from diti.representation.models.axes import AXES, Axes, write_axes
+from diti.representation.models.axis_names import AxisName, Key, with_names, write_names
 from diti.representation.models.guidance import Guidance, Weight
 from diti.representation.models.inputs import Images, as_batch, as_features
 from diti.representation.models.metric import metric_root
@@ -57,7 +58,8 @@ class Model:
     std: Tensor | None  # (D,)
     method: str
     metric: Tensor | None = None  # (D, D) of standardised codes, see `metric.py`; None where it is not known
-    axis_names: Mapping[int, AxisName] = MappingProxyType({})  # that people gave to axes of z
+    axes: Axes | None = None  # that one can name, see `axes.py`; None where they are not known
+    axis_names: Mapping[Key, AxisName] = MappingProxyType({})  # that people gave to axes and dims of z
 
     def __repr__(self) -> str:
         cut = f" in {self.partition.subsets} subsets" if self.partition.subsets > 1 else ""
@@ -151,6 +153,8 @@ class Model:
         self.encoder.save(folder / "encoder")
         if self.axis_names:
             write_names(folder, self.axis_names)
+        if self.axes is not None:
+            write_axes(self.axes, folder / AXES)
         write_json(folder / "partition.json", self.partition.to_json())
         facts: dict[str, Any] = {"method": self.method, "format": FORMAT}
         if self.mean is None or self.std is None:
@@ -256,7 +260,7 @@ class Model:
         value_range: of float images, as in `encode`.
 
         face = model.edit(image)
-        face.draw({12: 2.0})  # axis 12 moved by two standard deviations, (N, 3, H, W)
+        face.draw({"a07": 2.0})  # axis 7 moved by two standard deviations, (N, 3, H, W); 12 would be a dim of z
         """
         from diti.edit.editor import Editor
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from diti.core.errors import InputError
 from diti.pages.notebook import card, shortened
-from diti.representation.models.axis_names import AxisName
+from diti.representation.models.axis_names import AxisName, Key, in_order, key_label
 from diti.representation.partition import Partition
 from diti.representation.registry import title_of
 
@@ -42,11 +42,9 @@ def _decoding(model: Model) -> str:
     return "yes, from a code and noise" if able.has_noise else "yes, from a code alone"
 
 
-def _names(names: Mapping[int, AxisName]) -> list[str]:
-    return [
-        f"{axis} {given.name}{f' ↔ {given.negative}' if given.negative else ''}"
-        for axis, given in sorted(names.items())
-    ]
+def _names(names: Mapping[Key, AxisName]) -> list[str]:
+    listed = ((key if isinstance(key, int) else key_label(key), names[key]) for key in in_order(names))
+    return [f"{key} {given.name}{f' ↔ {given.negative}' if given.negative else ''}" for key, given in listed]
 
 
 def _strip(cut: Partition) -> list[tuple[int, str, str]]:

@@ -14,6 +14,7 @@ from diti.edit.axes import push_axes
 from diti.edit.invert import Inverted
 from diti.edit.manipulate import push
 from diti.exploring.axes import extremes
+from diti.representation.models.axis_names import Key, axis_of
 from diti.studio import markup
 from diti.studio.parts import (
     Desk,
@@ -43,8 +44,8 @@ class Axes:
     def __init__(self, desk: Desk) -> None:
         self.desk, self.world = desk, desk.world
         lead(
-            "Nobody told the model what to look for. Pick a part, pick one of its axes, pull the slider, and "
-            "see what it found. When you know what it is, give it a name."
+            "Nobody told the model what to look for. Pick an axis, pull the slider, and see what it found; or "
+            "pick a part, and see what lives there. When you know what it is, give it a name."
         )
         self.part = strip(self.world, "Which part?", "From fine to coarse; the arrow keys work too.", single=True)
         with gr.Row(equal_height=False, elem_classes="bench"):
@@ -62,7 +63,11 @@ class Axes:
         self._connect()
 
     def _controls(self) -> None:
-        html(markup.heading("Which axis?", "One number each; those that matter most first."))
+        html(
+            markup.heading(
+                "Which axis?", "Those that change a picture most first; of a part also its single numbers."
+            )
+        )
         self.axes = clickable("", "axes-box")
         self.place = gr.Slider(
             -REACH, REACH, 0, step=0.25, label="Turn it", elem_id="turn",
@@ -94,7 +99,8 @@ class Axes:
         axis, std = self._axis(visitor), self.world.statistics()[1]
 
         def edit(start: Inverted) -> tuple[Tensor, Tensor]:
-            code = push_axes(start.z[0], std, [{axis: 1.0}], [real(moved, -REACH, REACH)])[0]
+            place = [real(moved, -REACH, REACH)]
+            code = push_axes(start.z[0], std, [{axis: 1.0}], place, self.world.found)[0]
             if visitor.own is not None:
                 code = push(code, visitor.own, FARTHEST * real(own_moved, -1, 1))
             return code, start.x_T
@@ -106,7 +112,7 @@ class Axes:
         """The images at the two ends of an axis, then the same."""
         if self.world.dataset is not None:
             yield gr.skip(), markup.note(self.world.first_look, busy=True), gr.skip(), gr.skip()
-            ends = extremes(self.world.codes[:, self._axis(visitor)], self.world.dataset, AT_THE_ENDS)
+            ends = extremes(self.world.places(self._axis(visitor)), self.world.dataset, AT_THE_ENDS)
             yield gr.skip(), gr.skip(), *(self._faces(rows) for rows in ends)
         yield from self.draw(visitor, moved, own_moved)
 
@@ -120,10 +126,10 @@ class Axes:
 
     def choose_axis(self, visitor: Visitor, event: gr.EventData) -> Iterator[Any]:
         """One of them."""
-        axis = sent(event, "row")
-        if type(axis) is not int or axis not in self.world.axes(visitor.part):
+        row, offered = sent(event, "row"), self.world.axes(visitor.part)
+        if type(row) is not int or row not in (rows := {self._row(key): key for key in offered}):
             raise InputError("There is no such axis in this part.")
-        visitor.axis = axis
+        visitor.axis = rows[row]
         yield self._listed(visitor), gr.Slider(value=0)
 
     def give_name(self, visitor: Visitor, grows: str, end: str) -> Iterator[Any]:
@@ -141,14 +147,19 @@ class Axes:
             for value in self.look(visitor, *inputs):
                 yield gr.skip(), gr.skip(), *value
 
-    def _axis(self, visitor: Visitor) -> int:
+    def _row(self, key: Key) -> int:
+        """The number by which a page speaks of an axis or a dim: dims first."""
+        axis = axis_of(key)
+        return int(key) if axis is None else self.world.model.dims + axis
+
+    def _axis(self, visitor: Visitor) -> Key:
         if visitor.axis is None:
             visitor.axis = next(iter(self.world.axes(visitor.part)), 0)
         return visitor.axis
 
     def _listed(self, visitor: Visitor) -> str:
-        names, axis = self.world.names(visitor.names), self._axis(visitor)
-        return markup.choices([(names[other], other) for other in self.world.axes(visitor.part)], axis)
+        offered = [(self.world.label(key, visitor.names), self._row(key)) for key in self.world.axes(visitor.part)]
+        return markup.choices(offered, self._row(self._axis(visitor)))
 
     def _faces(self, rows: np.ndarray) -> str:
         return markup.thumbnails([self.world.pixels(int(row)) for row in rows])
