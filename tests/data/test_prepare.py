@@ -29,6 +29,12 @@ from diti.data.source import ReadOptions
 from diti.data.sources import KINDS, find_source, open_data
 
 
+@pytest.fixture(autouse=True)
+def _workers_start_where_they_usually_do(monkeypatch):
+    """Elsewhere in the suite many more images are decoded in one process."""
+    monkeypatch.setattr("diti.data.prepare.WORTH_WORKERS", 256)
+
+
 def source(location: object, **options: object):
     return find_source(str(location), ReadOptions(**options))
 

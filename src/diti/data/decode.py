@@ -68,6 +68,12 @@ def decode(picture: Picture, size: int, crop: str) -> np.ndarray:
         return _fit(image, size, crop)
 
 
+def whole_picture(picture: Picture) -> Image.Image:
+    """The picture in its own size, upright, RGB. Raises Unreadable for anything that is not a whole image."""
+    with _opened(picture) as image:
+        return to_rgb(ImageOps.exif_transpose(image))
+
+
 def picture_size(picture: Picture) -> tuple[int, int]:
     """Width and height, px, from the header of the file. Raises Unreadable where it has none."""
     with _opened(picture) as image:

@@ -71,10 +71,10 @@ def prepare(
 ) -> Dataset:
     """Turn images into a dataset folder, as `diti prepare` does, or continue a half-written one, and open it.
 
-    src: a file or folder of any kind that can be read, toyfaces[:N], or a source that was found already, for which
-    kind, attributes, ignore and only_labelled come too late. size: side of the images, px; None: the one that all
-    of them have. crop: centre, celeba, lfw or whole; by default what the kind of data asks for. attributes: table
-    with a row per image. workers: processes that decode; 0: one per core.
+    src: a file or folder of any kind that can be read, faces[:N], toyfaces[:N], or a source that was found
+    already, for which kind, attributes, ignore and only_labelled come too late. size: side of the images, px;
+    None: the one that all of them have. crop: centre, celeba, lfw or whole; by default what the kind of data asks
+    for. attributes: table with a row per image. workers: processes that decode; 0: one per core.
 
         data = diti.prepare("photos", "data/mine", size=64)
     """

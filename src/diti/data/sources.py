@@ -16,7 +16,17 @@ from diti.data.contents import IMAGES
 from diti.data.parts import PIXELS
 from diti.data.prepare import find_size, fingerprint, prepare_cached
 from diti.data.prepared import INFO, Dataset, open_dataset
-from diti.data.readers import celeba, factors, ffhq, folder, lfw, lmdbs, parquet, toyfaces_source
+from diti.data.readers import (
+    celeba,
+    faces_source,
+    factors,
+    ffhq,
+    folder,
+    lfw,
+    lmdbs,
+    parquet,
+    toyfaces_source,
+)
 from diti.data.source import ReadOptions, Source
 
 
@@ -44,15 +54,26 @@ KINDS = (  # tried in this order; the first that recognises a path reads it
     Kind("folder", "a folder of images, any nesting", folder.detect, folder.open_source),
 )
 
+BUILT_IN: dict[str, Callable[[str, ReadOptions], Source]] = {
+    "toyfaces": toyfaces_source.open_source,
+    "faces": faces_source.open_source,
+}
+
+
+def built_in(location: str) -> str | None:
+    """The built-in data that a location names, `toyfaces[:N]` or `faces[:N]`."""
+    name = location.partition(":")[0]
+    return name if name in BUILT_IN else None
+
 
 def find_source(location: str, options: ReadOptions, kind: str | None = None) -> Source:
-    """The source at `location`: a path, or `toyfaces[:N]`."""
+    """The source at `location`: a path, or built-in data."""
     try:
-        if kind is None and toyfaces_source.is_toyfaces(location) and not Path(location).exists():
-            return toyfaces_source.open_source(location, options)
+        if kind is None and (name := built_in(location)) and not Path(location).exists():
+            return BUILT_IN[name](location, options)
         path = Path(location).expanduser()
         if not location or not path.exists():
-            hint = "; to use the built-in faces write toyfaces" if "toy" in location else ""
+            hint = "; to use the built-in faces write faces or toyfaces" if "face" in location else ""
             raise InputError(f"{location or repr('')} does not exist; name a file or folder of images{hint}")
         for candidate in KINDS:
             if candidate.name == kind or (kind is None and candidate.detect(path)):
@@ -66,7 +87,7 @@ def find_source(location: str, options: ReadOptions, kind: str | None = None) ->
         names = [k.name for k in KINDS]
         raise InputError(f"--kind {kind} is unknown; use {', '.join(names)}.{nearest(kind, names)}")
     known = "; ".join(k.about for k in KINDS)
-    raise InputError(f"{location} is not a kind of data that can be read; known: {known}; toyfaces[:N]")
+    raise InputError(f"{location} is not a kind of data that can be read; known: {known}; faces[:N]; toyfaces[:N]")
 
 
 def open_data(location: str | Path, size: int | None = None) -> Dataset:
@@ -92,9 +113,7 @@ def open_data(location: str | Path, size: int | None = None) -> Dataset:
 
 
 def _no_data(given: object) -> InputError:
-    return InputError(
-        f"the data is {described(given)}; give a Dataset, the path of a file or folder of images, or toyfaces"
-    )
+    return InputError(f"the data is {described(given)}; give a Dataset, the path of images, faces or toyfaces")
 
 
 def as_dataset(data: Dataset | str | Path, size: int | None = None) -> Dataset:
@@ -118,7 +137,7 @@ def data_of_run(folder: Path) -> str | None:
     try:
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         data = str(settings["data"])
-        found = toyfaces_source.is_toyfaces(data) or Path(data).expanduser().exists()
+        found = bool(built_in(data)) or Path(data).expanduser().exists()
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # missing or damaged
         return None
     return data if data and found else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from diti.core.errors import InputError
 from diti.data.attributes import dataset_table
+from diti.data.readers.built_in import count_of
 from diti.data.source import Picture, ReadOptions, Source
 from diti.data.toyfaces import ATTRIBUTES, check_size, render, sample
 
@@ -16,17 +16,9 @@ MOST = 10_000_000
 SEED = 0  # the set called toyfaces is always the same one
 
 
-def is_toyfaces(location: str) -> bool:
-    """Whether a location names the built-in faces."""
-    return location.split(":")[0] == "toyfaces"
-
-
 def open_source(location: str, options: ReadOptions) -> Source:
     """The first N toy faces with all their attributes."""
-    match = re.fullmatch(r"toyfaces(?::(\d(?:_?\d){0,20}))?", location)
-    count = int(match[1] or DEFAULT_COUNT) if match else 0
-    if not 1 <= count <= MOST:
-        raise InputError(f"{location} is not understood; write toyfaces or toyfaces:N with N from 1 to {MOST:,}")
+    count = count_of(location, "toyfaces", usual=DEFAULT_COUNT, most=MOST)
     if options.size is None:
         raise InputError(f"{location} can be drawn at any size and none is given; add size=32, or --size 32")
     check_size(options.size)
