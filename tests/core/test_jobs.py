@@ -13,7 +13,7 @@ import pytest
 
 from diti.core import jobs
 from diti.core.errors import InputError
-from diti.core.jobs import Job, last_line, run_jobs, usual_jobs
+from diti.core.jobs import Job, last_line, run_jobs, threads_of_each, usual_jobs
 from diti.core.runs import asked_by, command_line
 
 
@@ -231,11 +231,13 @@ def test_the_last_line_of_a_log_is_the_last_with_words(tmp_path):
 
 
 def test_a_lane_for_each_core_or_one_for_a_gpu(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 5})
     assert usual_jobs() == 3
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert usual_jobs() == 1
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert usual_jobs() == 1 and threads_of_each(2) == 1 and threads_of_each(1) == 3
+    monkeypatch.setenv("DITI_DEVICE", "cpu")
+    assert usual_jobs() == 3 and threads_of_each(1) == 1
 
 
 def test_a_system_that_tells_no_affinity_counts_its_cores(monkeypatch):

@@ -15,7 +15,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from diti.core.errors import InputError, told
+from diti.core.errors import InputError, as_one_line
 from diti.core.runs import (
     FINISHED,
     RunFolder,
@@ -95,7 +95,7 @@ def test_what_cannot_be_written_is_named(tmp_path, kind):
     path = tmp_path / "log.jsonl"
     with pytest.raises(Exception) as raised, small_files():  # each library has its own
         WRITERS[kind](path)
-    line, code = told(raised.value, [])
+    line, code = as_one_line(raised.value, [])
     assert code == 2 and line.startswith(f"{path}: ")
     assert line.endswith("; free space or choose another place")
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_written_is_named(tmp_path, kind):
 def test_an_error_about_another_file_keeps_its_name(tmp_path):
     with pytest.raises(OSError) as raised, atomic_path(tmp_path / "out"):
         (tmp_path / "missing").read_text()
-    assert told(raised.value, [])[0].startswith(f"{tmp_path / 'missing'}: No such file")
+    assert as_one_line(raised.value, [])[0].startswith(f"{tmp_path / 'missing'}: No such file")
 
 
 def test_read_json_names_the_file(tmp_path):

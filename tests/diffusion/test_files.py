@@ -158,10 +158,10 @@ def test_unknown_prediction_types_and_schedulers_are_refused(tmp_path):
 
 
 def test_names_are_looked_up_among_the_shipped(tmp_path, monkeypatch):
-    foreign().save_pretrained(tmp_path / "b")
+    foreign().save_pretrained(tmp_path / "b-diti")
     monkeypatch.setattr(files, "ASSETS", tmp_path)
-    assert load_backbone("b").size == 8
-    with pytest.raises(InputError, match=r"nothing is called 'bb'.*shipped name \(b\)"):
+    assert load_backbone("b").size == load_backbone("b-diti").size == 8, "a model holds its backbone"
+    with pytest.raises(InputError, match=r"nothing is called 'bb'.*shipped name \(b, b-diti\)"):
         load_backbone("bb")
 
 

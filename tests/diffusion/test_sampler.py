@@ -296,6 +296,22 @@ def test_2m_agrees_with_diffusers() -> None:
     torch.testing.assert_close(dpm_solver_2m(oracle, x_T, steps, schedule, clamp=False), x, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_2m_with_fresh_noise_agrees_with_diffusers() -> None:
+    scheduler = DPMSolverMultistepScheduler(1000, algorithm_type="sde-dpmsolver++", solver_order=2)
+    schedule = Schedule.from_scheduler(scheduler)
+    steps = timesteps(schedule, 12)
+    scheduler.set_timesteps(timesteps=steps)
+    oracle, drawn = gaussian(schedule), torch.Generator().manual_seed(3)
+    x_T = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    x = x_T
+    for t in scheduler.timesteps:
+        noise = torch.randn(x.shape, generator=drawn)
+        x = scheduler.step(oracle(x, t.repeat(3)), t, x, variance_noise=noise).prev_sample
+    found = dpm_solver_2m(oracle, x_T, steps, schedule, clamp=False, fresh=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(found, x, rtol=1e-3, atol=1e-3)
+
+
 # ---- Ancestral sampling -----------------------------------------------------------------------------------
 
 
@@ -327,6 +343,38 @@ def test_ddpm_reaches_the_right_distribution(sampling_steps: int) -> None:
     assert x.var().item() == pytest.approx(wanted_variance, rel=5 * math.sqrt(2 / count))
     if sampling_steps == 1000:
         assert (wanted_mean, wanted_variance) == pytest.approx((mean, std**2), rel=0.02)
+
+
+def test_2m_with_fresh_noise_reaches_the_right_distribution() -> None:
+    mean, std, count = 0.4, 0.5, 8000
+    oracle = Gaussian(LINEAR, torch.full((1, 1, 1), mean).double(), torch.full((1, 1, 1), std).double())
+    rng = torch.Generator().manual_seed(4)
+    x_T = torch.randn(count, 1, 1, 1, generator=rng).double()
+    x = dpm_solver_2m(oracle, x_T, timesteps(LINEAR, 100), LINEAR, clamp=False, fresh=rng)
+    assert x.mean().item() == pytest.approx(mean, abs=5 * std / math.sqrt(count))
+    assert x.var().item() == pytest.approx(std**2, rel=5 * math.sqrt(2 / count))
+
+
+@dataclass
+class Young:
+    """Predicts less noise than there is, where much is gone already, as a network does that has hardly learned."""
+
+    oracle: Gaussian
+    shortfall: float
+
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.oracle(x, t) * (1 - self.shortfall)
+
+
+def test_fresh_noise_covers_what_a_young_network_leaves() -> None:
+    smooth = Gaussian(LINEAR, torch.zeros(1, 8, 8).double(), torch.full((1, 8, 8), 0.02).double())
+    x_T = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(5)).double()
+    steps, young = timesteps(LINEAR, 25), Young(smooth, 0.1)
+    plain, fresh = (
+        dpm_solver_2m(young, x_T, steps, LINEAR, fresh=made) for made in (None, torch.Generator().manual_seed(6))
+    )
+    left, new = (abs(x.std().item() - 0.02) for x in (plain, fresh))
+    assert new < 0.25 * left
 
 
 @every_solver
@@ -428,6 +476,11 @@ def test_impossible_walks_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         solver(gaussian(), torch.zeros(1, 1, 8, 8), steps, LINEAR, **options)
+
+
+def test_an_inversion_takes_no_fresh_noise() -> None:
+    with pytest.raises(InputError, match="an inversion takes none"):
+        dpm_solver_2m(gaussian(), torch.zeros(1, 1, 8, 8), [1, 5], LINEAR, fresh=torch.Generator())
 
 
 def test_ddpm_cannot_invert() -> None:

@@ -6,17 +6,16 @@ import diti
 from diti.core.images import to_float
 from diti.data import toyfaces
 from diti.data.sources import open_data
-from diti.diffusion.files import ASSETS
+from diti.diffusion.files import ASSETS, locate
 from diti.diffusion.generate import round_trip, samples
 from diti.diffusion.pretrain import validation_losses
 
-FOLDER = ASSETS / "toyfaces32"
+FOLDER = ASSETS / "toyfaces32-diti"
 
 
-def test_it_is_small_and_has_its_card():
-    size = sum(p.stat().st_size for p in FOLDER.rglob("*") if p.is_file())
-    assert size < 8e6
-    card = (FOLDER / "card.md").read_text()
+def test_it_is_with_its_model_and_has_its_card():
+    assert locate("toyfaces32") == locate("toyfaces32-diti") == FOLDER
+    card = (FOLDER / "backbone.md").read_text()
     assert "diti pretrain" in card and "validation loss" in card and "| 0.9 – 1.0 |" in card
     assert (FOLDER / "samples.png").stat().st_size > 10_000
     assert not [p for p in FOLDER.rglob("*") if p.suffix in (".bin", ".pt", ".pkl")]
@@ -26,7 +25,7 @@ def test_its_loss_is_the_one_on_its_card():
     """Measured anew on the validation split of the first toy faces; a network that predicts nothing has loss 1."""
     backbone = diti.load_backbone("toyfaces32")
     losses, _ = validation_losses(backbone, open_data("toyfaces:4000", 32))
-    written = float((FOLDER / "card.md").read_text().split("averaged weights): ")[1].split()[0])
+    written = float((FOLDER / "backbone.md").read_text().split("averaged weights): ")[1].split()[0])
     assert abs(losses.mean().item() / written - 1) < 0.1
 
 

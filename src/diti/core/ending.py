@@ -35,9 +35,9 @@ def ended(work: Callable[[], None], words: Sequence[str]) -> int:
     except Exception as error:
         if _was_interrupted(error):
             return _stopped(error)
-        from diti.core.errors import told
+        from diti.core.errors import as_one_line
 
-        line, code = told(error, words)
+        line, code = as_one_line(error, words)
         _show_traceback(error)
         _complain(line)
         return code

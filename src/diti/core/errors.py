@@ -57,14 +57,14 @@ def _is_of(name: object, path: Path) -> bool:
     return name is None or Path(str(name)) == path or f".{path.name}." in str(name)
 
 
-def told(error: Exception, words: Sequence[str]) -> tuple[str, int]:
+def as_one_line(error: Exception, words: Sequence[str]) -> tuple[str, int]:
     """One line about what ended a command, and its exit code; a fault of our own is written to a report."""
     if (line := _for_the_user(error)) is not None:
         return _printable(line), BAD_INPUT
     report = write_crash_report(error, words)
     where = f"the report {report} says where" if report else "no report could be written; DITI_DEBUG=1 shows where"
     said = f"{type(error).__name__}: {str(error)[:120]}".rstrip(": ")
-    return _printable(f"sorry, this is a fault of diti ({said}); {where}, please send it to us"), OUR_FAULT
+    return _printable(f"sorry, this is a bug in diti ({said}); {where}, please send it to us"), OUR_FAULT
 
 
 def _for_the_user(error: Exception) -> str | None:
@@ -82,7 +82,7 @@ def _for_the_user(error: Exception) -> str | None:
     # safetensors has no error of its own for a disk that is full, and its versions word it differently:
     # IoError(Os { code: 28, kind: StorageFull ...; I/O error: No space left on device (os error 28)
     if _is_safetensors(error) and (found := re.search(r"(?:Os \{ code:|\(os error) (\d+)", text)):
-        return _about_file(OSError(int(found[1]), os.strerror(int(found[1])), _named(error)))
+        return _about_file(OSError(int(found[1]), os.strerror(int(found[1])), _noted_file(error)))
     return None
 
 
@@ -102,10 +102,10 @@ def _about_file(error: OSError) -> str:
         advice = "change its permissions or choose another place"
     elif number == errno.ENAMETOOLONG:
         advice = "use a shorter name"
-    return f"{_named(error) or error.filename or 'a file'}: {reason}; {advice}"
+    return f"{_noted_file(error) or error.filename or 'a file'}: {reason}; {advice}"
 
 
-def _named(error: Exception) -> str | None:
+def _noted_file(error: Exception) -> str | None:
     """The file that `naming_file` noted."""
     return next(iter(getattr(error, "__notes__", ())), None)
 
@@ -156,12 +156,12 @@ def _versions() -> str:
 
 def _machine() -> str:
     """System, cores and memory, and the GPU where torch is loaded already."""
+    from diti.core.device import gpu_name
     from diti.core.machine import available_cores
 
     facts = [platform.platform(), f"{available_cores()} cores"]
     if hasattr(os, "sysconf"):
         facts.append(f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB of memory")
     if (torch := sys.modules.get("torch")) is not None:
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-        facts.append(f"{gpu}, {torch.get_num_threads()} threads")
+        facts.append(f"{gpu_name()}, {torch.get_num_threads()} threads")
     return ", ".join(facts)

@@ -45,7 +45,7 @@ class Health:
 
     @property
     def rate_factor(self) -> float:
-        """Each fall halves the learning rate."""
+        """Halved each time the training diverged."""
         return 0.5**self.falls
 
     def fault(self, line: Line, *, steady: bool) -> str | None:

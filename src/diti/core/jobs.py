@@ -21,10 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from diti.core.device import decide, on_host
 from diti.core.machine import available_cores
 from diti.core.runs import command_line
 
 POLL_SECONDS, GRACE_SECONDS = 0.5, 10.0
+# Unbuffered, so that the last line of the log is the last one printed, be it output or an error.
+QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 WORKER = "diti.core.worker"  # the module that makes the call
 
 # The child asks Linux to be killed when its parent ends, however it ends, and becomes the worker. The check
@@ -73,10 +76,13 @@ class Child:
 
 
 def usual_jobs() -> int:
-    """How many in parallel: one per core, or one where there is a GPU."""
-    import torch
+    """How many in parallel: one per core, or one where a GPU is used."""
+    return available_cores() if on_host(decide()) else 1
 
-    return 1 if torch.cuda.is_available() else available_cores()
+
+def threads_of_each(side_by_side: int) -> int:
+    """Threads of a job: one, as there are usually as many jobs as cores; beside a GPU its share of the cores."""
+    return 1 if on_host(decide()) else max(1, available_cores() // side_by_side)
 
 
 def run_jobs(jobs: Sequence[Job], side_by_side: int, on_poll: Callable[[Child], None]) -> None:
@@ -84,13 +90,13 @@ def run_jobs(jobs: Sequence[Job], side_by_side: int, on_poll: Callable[[Child], 
 
     A job that fails does not stop the others. Ctrl-C, SIGTERM and a terminal that closes stop all of them.
     """
-    waiting, running = deque(jobs), list[Child]()
+    waiting, running, threads = deque(jobs), list[Child](), threads_of_each(side_by_side)
     with _stopped_alike() as interrupts:
         try:
             while waiting or running:
                 while waiting and len(running) < side_by_side:
                     with interrupts.postponed():  # a child that is not listed yet would not be stopped
-                        running.append(_start(waiting.popleft()))
+                        running.append(_start(waiting.popleft(), threads))
                 time.sleep(POLL_SECONDS)
                 for child in list(running):
                     if child.process.poll() is not None:
@@ -106,8 +112,7 @@ def last_line(log: Path) -> list[str]:
     return [line.strip() for line in printed if line.strip()][-1:]
 
 
-def _start(job: Job) -> Child:
-    # Unbuffered, so that the last line of the log is the last one printed, be it output or an error.
+def _start(job: Job, threads: int) -> Child:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     began = time.time()
     with job.log.open("wb") as output:
@@ -116,7 +121,7 @@ def _start(job: Job) -> Child:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **QUIET, "OMP_NUM_THREADS": str(threads)},
             process_group=0,  # Ctrl-C reaches this process alone, which then stops each job once
         )
     assert process.stdin is not None

@@ -13,14 +13,21 @@ from typing import TypeVar
 
 import torch
 
+from diti.core.device import on_host
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], lanes: int | None = None) -> Iterator[Result]:
-    """The results in the order of the items; by default as many lanes as torch has threads, one on a GPU."""
-    lanes = lanes or (1 if torch.cuda.is_available() else torch.get_num_threads())
+    """The results in the order of the items; by default as many lanes as torch has threads, see `lanes_on`."""
+    lanes = lanes or torch.get_num_threads()
     # How many threads torch uses, and whether it records gradients, are settings of each thread.
     one_thread = partial(torch.set_num_threads, 1) if lanes > 1 else None
     with ThreadPoolExecutor(lanes, "lane", initializer=one_thread) as pool:
         yield from pool.map(torch.no_grad()(work), items)
+
+
+def lanes_on(device: torch.device) -> int:
+    """One per thread of the CPU; one on any other device, which splits each piece of work by itself."""
+    return torch.get_num_threads() if on_host(device) else 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +19,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
+from diti.core.ahead import Ahead, Batches
+from diti.core.device import AUTO, Device, allow_tf32, decide, has_bf16, on_host, pinned, sent
 from diti.core.errors import InputError
 from diti.core.health import STALLED, Line, stalled
 from diti.core.objective import LossReport, Objective
@@ -27,18 +32,45 @@ from diti.core.standing import Standing
 from diti.core.training import TrainingConfig
 from diti.core.weights import Weights
 
-Batches = Callable[[int, int], Tensor]  # (start, count) → images (count, C, H, W) in [-1, 1] at these positions
+ACCELERATE_DEVICE = "ACCELERATE_TORCH_DEVICE"  # environment variable that it reads
 SMALL_TENSOR = 50_000  # numbers; above this average a second thread pays off
 TIME_BINS = 10  # the log splits the loss by time-step into this many bins
+COMPILER = "inductor"  # of torch.compile
 
 
-def make_accelerator(config: TrainingConfig) -> Accelerator:
-    """Devices and processes as torchrun set them up. Without a GPU, accelerate must be told to join processes."""
-    cpu = not torch.cuda.is_available()
-    if cpu and config.mixed_precision != "no":
-        _require_cpu_precision(config.mixed_precision)
-    AcceleratorState._reset_state()  # it keeps the precision of the process's first training and refuses any other
-    return Accelerator(cpu=cpu, mixed_precision=config.mixed_precision)
+def make_accelerator(config: TrainingConfig, device: Device = AUTO) -> Accelerator:
+    """Processes as torchrun set them up, each on its device. On the CPU, accelerate must be told to join them."""
+    chosen = decide(device)
+    precision = with_precision(config, chosen).mixed_precision
+    allow_tf32(chosen)
+    if on_host(chosen) and precision != "no":
+        _require_cpu_precision(precision)
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1  # the group of several is made once
+    # It keeps the precision and the device of the process's first training and refuses any other.
+    AcceleratorState._reset_state(reset_partial_state=alone)
+    told = {ACCELERATE_DEVICE: str(chosen)} if alone else {}
+    os.environ.update(told)
+    try:
+        return Accelerator(cpu=on_host(chosen), mixed_precision=precision)
+    except ValueError as error:
+        raise InputError(f"--mixed-precision {precision} does not run on {chosen}: {error}; use no") from None
+    finally:
+        for name in told:
+            del os.environ[name]
+
+
+def with_precision(config: TrainingConfig, device: Device = AUTO) -> TrainingConfig:
+    """The settings with the precision that `auto` stands for on the device."""
+    if config.mixed_precision != "auto":
+        return config
+    return replace(config, mixed_precision="bf16" if has_bf16(decide(device)) else "no")
+
+
+def compile_networks(networks: nn.Module) -> None:
+    """Let torch compile each network when it is first called. Their weights keep their names."""
+    for network in networks.children():
+        if any(True for _ in network.parameters()):
+            network.compile(backend=COMPILER)
 
 
 def _require_cpu_precision(precision: str) -> None:
@@ -77,15 +109,21 @@ def train(
     """
     check_batch(config, accelerator.num_processes)
     check_parts(objective, config)
+    config = with_precision(config, accelerator.device)
     objective.to(accelerator.device)
+    if config.compile:
+        compile_networks(objective)
     weights = Weights(objective, config)
     standing = Standing(weights, run, accelerator, config)
     pace = standing.pace
     watch = Watch(pace, config, standing.images)
     model, optimizer = accelerator.prepare(objective, weights.optimizer)
     log = IntervalLog(run, accelerator, standing.images)
+    ahead = Ahead(batches, partial(pinned, device=accelerator.device))
     main = accelerator.is_main_process
     with (
+        closing(ahead),
+        closing(log),  # a writer that is left open writes into the folder of the run that continues
         progress_bar(label, pace.expected(config.images), start=standing.images, shown=main) as advance,
         standing.kept_when_stopped(),
     ):
@@ -93,7 +131,7 @@ def train(
         while images < pace.length:
             rate = learning_rate(config, images, pace.over(images)) * standing.health.rate_factor
             weights.set_rate(rate)
-            report, norm = step(model, optimizer, batches, images, config, accelerator)
+            report, norm, config = fitting_step(model, optimizer, ahead, images, config, accelerator)
             weights.update_average(images // config.train_batch_size)
             log.add(report, norm)
             before, images = images, images + config.train_batch_size
@@ -101,8 +139,9 @@ def train(
                 run.log(images=images, length=pace.length)
             advance(config.train_batch_size, note=log.note, total=pace.expected(config.images))
             finished = images >= pace.length
-            broken = not (torch.isfinite(norm) or config.mixed_precision == "fp16")
-            if not (finished or broken or _due(before, images, config.log_images)):
+            due = finished or _due(before, images, config.log_images)
+            broken = config.mixed_precision != "fp16" and log.broken(due)
+            if not (due or broken):
                 continue
             line = log.line(images)
             if standing.fell(line, objective, broken, usual_rate):
@@ -114,7 +153,6 @@ def train(
             since = log.images
             log.write(line, rate)
             settle(standing, log, since, line, evaluate, finished)
-    log.close()
     return weights
 
 
@@ -154,10 +192,29 @@ def how_to_end(config: TrainingConfig, images: int) -> str:
     return f": Ctrl-C, then the same command with --images {length}" if length < config.images else ""
 
 
+def fitting_step(
+    model: nn.Module,
+    optimizer: Any,
+    batches: Ahead,
+    images: int,
+    config: TrainingConfig,
+    accelerator: Accelerator,
+) -> tuple[LossReport, Tensor, TrainingConfig]:
+    """`step`, with the batch in as many parts as memory asks for, and the settings with that many."""
+    while True:
+        try:
+            return *step(model, optimizer, batches, images, config, accelerator), config
+        except TooLarge:
+            smaller = in_more_parts(config, accelerator.unwrap_model(model), accelerator)
+            if smaller is None:
+                raise
+            config = smaller
+
+
 def step(
     model: nn.Module,
     optimizer: Any,
-    batches: Batches,
+    batches: Ahead,
     images: int,
     config: TrainingConfig,
     accelerator: Accelerator,
@@ -174,8 +231,11 @@ def step(
         start = first + part * count
         last = part == parts - 1
         syncing = nullcontext() if last else accelerator.no_sync(model)
-        with memory_advice(config, whole), syncing, accelerator.autocast():
-            pixels = batches(start, count).to(accelerator.device, non_blocking=True)
+        with memory_advice(config, whole, accelerator.num_processes), syncing, accelerator.autocast():
+            then = first + config.train_batch_size if last else start + count
+            # On a CPU the thread would take its time from what is computed.
+            pixels = batches(start, count, None if on_host(accelerator.device) else then)
+            pixels = sent(pixels, accelerator.device)
             with dropout_seeded(model, config.seed, start):
                 report = model(pixels, Draws(config.seed, start, count))
             accelerator.backward(report.total / parts)
@@ -187,17 +247,41 @@ def step(
     return _joined(reports), torch.as_tensor(norm)
 
 
+class TooLarge(InputError):
+    """A batch does not fit in memory."""
+
+
+def in_more_parts(config: TrainingConfig, objective: Objective, accelerator: Accelerator) -> TrainingConfig | None:
+    """The settings with the batch in more parts; None where it cannot be split.
+
+    Nor is it with several processes: the others would not know.
+    """
+    parts = next_parts(config, processes=1)
+    if parts is None or objective.compares_images or accelerator.num_processes > 1:
+        return None
+    print(f"a batch does not fit in memory: computed in {parts} parts from now on")
+    return replace(config, gradient_accumulation_steps=parts)
+
+
+def next_parts(config: TrainingConfig, processes: int) -> int | None:
+    """The next number of parts that a process's share of the batch splits into; None beyond one image each."""
+    share = config.train_batch_size // processes
+    return next((n for n in range(config.gradient_accumulation_steps + 1, share + 1) if share % n == 0), None)
+
+
 @contextmanager
-def memory_advice(config: TrainingConfig, whole: bool = False) -> Iterator[None]:
+def memory_advice(config: TrainingConfig, whole: bool, processes: int) -> Iterator[None]:
     """A batch that does not fit in memory becomes one line with the remedy. whole: it cannot be split."""
     try:
         yield
     except torch.OutOfMemoryError:
-        parts = config.gradient_accumulation_steps
-        remedy = f"use --gradient-accumulation-steps {2 * parts}, which computes the same"
-        raise InputError(
-            f"a batch of {config.train_batch_size} images in {parts} part(s) does not fit in memory; "
-            + ("use a smaller --train-batch-size" if whole else remedy)
+        more = next_parts(config, processes)
+        remedy = "use smaller images or a narrower network"
+        if more is not None:
+            remedy = f"use --gradient-accumulation-steps {more}, which computes the same"
+        raise TooLarge(
+            f"a batch of {config.train_batch_size} images in {config.gradient_accumulation_steps} part(s) does "
+            f"not fit in memory; {'use a smaller --train-batch-size' if whole else remedy}"
         ) from None
 
 
@@ -217,7 +301,7 @@ def one_thread_for_small(tensors: list[nn.Parameter]) -> Iterator[None]:
     """On a CPU, waking a second thread for each of many small tensors takes longer than updating them."""
     threads = torch.get_num_threads()
     small = sum(t.numel() for t in tensors) < SMALL_TENSOR * len(tensors)
-    if threads == 1 or not small or tensors[0].device.type != "cpu":
+    if threads == 1 or not small or not on_host(tensors[0]):
         yield
         return
     torch.set_num_threads(1)
@@ -305,6 +389,15 @@ class IntervalLog:
         self.reports.append(report.detached())
         self.norms.append(norm.detach())
 
+    def broken(self, due: bool) -> bool:
+        """Whether a gradient since the last line is not a number; on the CPU every step is asked, so the last.
+
+        Elsewhere looking at every step would stall the queue of work: only where a line is due.
+        """
+        here = on_host(self.norms[-1])
+        norms = self.norms[-1:] if here else self.norms
+        return (due or here) and not bool(torch.isfinite(torch.stack(norms)).all())
+
     def line(self, images: int) -> Line:
         """The loss since the last line, the same for any number of processes."""
         self.losses = self._gathered([r.per_image for r in self.reports])
@@ -338,7 +431,7 @@ class IntervalLog:
         self._forget(images)
 
     def _gathered(self, tensors: list[Tensor]) -> Tensor:
-        return self.accelerator.gather(torch.cat(tensors)).double().cpu()
+        return self.accelerator.gather(torch.cat(tensors)).cpu().double()
 
     def write_validation(self, images: int, record: dict[str, Any]) -> None:
         """A line with what the evaluation found; its time does not count as training."""

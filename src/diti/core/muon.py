@@ -47,7 +47,7 @@ class MuonAdam(torch.optim.Adam):
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if "momentum" not in state:  # the step is for Adam, which needs it when a state is loaded
-            state["step"], state["momentum"] = torch.zeros(()), torch.zeros_like(parameter)
+            state["step"], state["momentum"] = parameter.new_zeros(()), torch.zeros_like(parameter)
         state["step"] += 1
         momentum = state["momentum"].lerp_(gradient, 1 - MOMENTUM)
         matrix = gradient.lerp(momentum, MOMENTUM).flatten(1)

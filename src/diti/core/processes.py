@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from diti.core.device import carrier
 from diti.core.errors import InputError
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ def add_up(tensors: Iterable[Tensor]) -> None:
     if place()[1] == 1:
         return
     for tensor in tensors:
-        carried = tensor.to(_carrier())
+        carried = tensor.to(carrier(dist.get_backend()))
         dist.all_reduce(carried)
         tensor.copy_(carried)
 
@@ -51,7 +52,7 @@ def from_main(value: float) -> float:
     """The first process's number, in every process."""
     if place()[1] == 1:
         return value
-    shared = torch.tensor(value, dtype=torch.float64, device=_carrier())
+    shared = torch.tensor(value, dtype=torch.float64, device=carrier(dist.get_backend()))
     dist.broadcast(shared, 0)
     return float(shared)
 
@@ -93,10 +94,3 @@ class _Gather(torch.autograd.Function):
         rank, _ = place()
         first = rank * context.count
         return gradient[first : first + context.count]
-
-
-def _carrier() -> torch.device:
-    """Where a tensor must be to reach the other processes: NCCL, used with GPUs, takes none from the CPU."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

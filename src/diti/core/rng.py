@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from diti.core.device import HOST
+
 if TYPE_CHECKING:
     import torch
 
@@ -31,11 +33,14 @@ def numpy_generator(seed: int, purpose: str, index: int = 0) -> np.random.Genera
     return np.random.Generator(np.random.PCG64(stream_seed(seed, purpose, index)))
 
 
-def torch_generator(seed: int, purpose: str, index: int = 0) -> torch.Generator:
-    """CPU torch generator of the stream; draw on the CPU and move, so that every device sees the same."""
+def torch_generator(seed: int, purpose: str, index: int = 0, device: torch.device | str = HOST) -> torch.Generator:
+    """torch generator of the stream: of the CPU, so that every device sees the same; or of another device.
+
+    There the same stream gives other numbers than on the CPU, and the same ones each time.
+    """
     import torch
 
-    return torch.Generator().manual_seed(stream_seed(seed, purpose, index))
+    return torch.Generator(device).manual_seed(stream_seed(seed, purpose, index))
 
 
 @dataclass(frozen=True)
@@ -50,11 +55,13 @@ class Draws:
     start: int
     count: int
 
-    def normal(self, purpose: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Standard normal float32 (count, *shape)."""
+    def normal(self, purpose: str, shape: tuple[int, ...], device: torch.device | str = HOST) -> torch.Tensor:
+        """Standard normal float32 (count, *shape), drawn on the device: noise is too large to be sent there."""
         import torch
 
-        return self._blocks(purpose, lambda rng: torch.randn((BLOCK, *shape), generator=rng))
+        return self._blocks(
+            purpose, lambda rng: torch.randn((BLOCK, *shape), generator=rng, device=device), device
+        )
 
     def integers(self, purpose: str, below: int) -> torch.Tensor:
         """Uniform int64 (count,) in 0 .. below - 1."""
@@ -80,10 +87,15 @@ class Draws:
         place = np.uint64(2 * stream_seed(self.seed, purpose)) + positions * GOLDEN
         return torch.from_numpy(((place >> np.uint64(32)) * np.uint64(below) >> np.uint64(32)).astype(np.int64))
 
-    def _blocks(self, purpose: str, draw: Callable[[torch.Generator], torch.Tensor]) -> torch.Tensor:
+    def _blocks(
+        self,
+        purpose: str,
+        draw: Callable[[torch.Generator], torch.Tensor],
+        device: torch.device | str = HOST,
+    ) -> torch.Tensor:
         import torch
 
         first, last = self.start // BLOCK, (self.start + self.count - 1) // BLOCK
-        blocks = [draw(torch_generator(self.seed, purpose, block)) for block in range(first, last + 1)]
+        blocks = [draw(torch_generator(self.seed, purpose, block, device)) for block in range(first, last + 1)]
         offset = self.start - first * BLOCK
         return torch.cat(blocks)[offset : offset + self.count]

@@ -1,4 +1,4 @@
-"""Where a training stands: its last good line in memory, its states on disk, and how it recovers from a fall."""
+"""Where a training stands: its last good line in memory, its states on disk, and what it does when it diverges."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import Tensor
 
+from diti.core.device import HOST
 from diti.core.errors import InputError
 from diti.core.health import MOST_FALLS, Health, Line
 from diti.core.objective import Objective
@@ -54,7 +55,7 @@ class Standing:
                 print(note)
 
     def fell(self, line: Line, objective: Objective, broken: bool, usual_rate: float) -> bool:
-        """Whether the line or its last step, which may be `broken`, shows a fall; the same in every process.
+        """Whether the line or its last step, which may be `broken`, shows divergence; the same in every process.
 
         The run is then back at the last good line, or the start, at half the rate; Diverged after too many times.
         usual_rate: a higher rate is never advised.
@@ -127,4 +128,4 @@ class Standing:
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """A copy in main memory, safe from later steps."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    return {name: tensor.detach().to(HOST, copy=True) for name, tensor in tensors.items()}

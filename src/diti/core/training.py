@@ -27,7 +27,8 @@ class TrainingConfig(Settings):
     )
     max_grad_norm: Annotated[float, *OFF] = 1.0  # gradient clipping; 0 = off
     ema_decay: Annotated[float, *BELOW_ONE] = 0.9999  # per step; rises to this from 0.1 in the first steps
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"  # bf16 and fp16 on GPUs
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"  # auto: bf16 on GPUs that have it, else no
+    compile: bool = False  # torch.compile the networks: minutes at the start, for long runs on a GPU
     flip: bool = True  # mirror half of the images
     seed: Seed = 0
     log_images: Count = 6_400  # images between two lines of the log

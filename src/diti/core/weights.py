@@ -88,5 +88,5 @@ class Weights:
         for full, value in tensors.items():
             if full.startswith("adam."):
                 key, name = full.removeprefix("adam.").split("/", 1)
-                where = "cpu" if key == "step" else self.params[name].device
-                self.optimizer.state[self.params[name]][key] = value.to(where)
+                # Fused Adam counts its steps where the parameter is.
+                self.optimizer.state[self.params[name]][key] = value.to(self.params[name].device)

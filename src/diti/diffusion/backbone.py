@@ -28,6 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from diti.config import BackboneConfig
+from diti.core.device import AUTO, HOST, Device, decide, on_host
 from diti.core.errors import InputError
 from diti.core.rng import stream_seed
 from diti.core.runs import atomic_path, write_json
@@ -105,6 +106,11 @@ class Backbone(nn.Module):
         return (side if isinstance(side, int) else side[0]) * self.unshuffle
 
     @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next(self.parameters()).device
+
+    @property
     def timesteps(self) -> int:
         """T."""
         return self.schedule.timesteps
@@ -151,7 +157,8 @@ class Backbone(nn.Module):
         """Write unet/, scheduler/ and backbone.json, each whole. float16 halves the file and loads as float32."""
         folder = Path(folder)
         require_finite(self.unet.state_dict(), "the backbone's weights")
-        stored = self if self.unet.dtype == dtype else copy.deepcopy(self).to(dtype)
+        as_is = self.unet.dtype == dtype and on_host(self.device)
+        stored = self if as_is else copy.deepcopy(self).to(HOST, dtype)
         with atomic_path(folder / "unet") as temporary:
             stored.unet.save_pretrained(temporary, safe_serialization=True)
         with atomic_path(folder / "scheduler") as temporary:
@@ -373,8 +380,10 @@ def _check_channels(config: Mapping[str, Any], wrapping: Wrapping) -> None:
 # ---- Load -------------------------------------------------------------------------------------------------
 
 
-def load_backbone(source: str | Path) -> Backbone:
+def load_backbone(source: str | Path, device: Device = AUTO) -> Backbone:
     """A backbone from a folder, the name of a shipped one, or a hub id; in float32; every weight must fit.
+
+    device: where it is put, such as "cuda:1"; by default a GPU where torch finds one.
 
     A folder is one that `Backbone.save` wrote, a diffusers pipeline, or a bare UNet2DModel. Where no scheduler
     is found it gets DDPM's (linear 1e-4 .. 0.02, 1000 steps, epsilon), and a log line says so.
@@ -393,7 +402,7 @@ def load_backbone(source: str | Path) -> Backbone:
         unet = assemble_unet(read_settings(unet_folder / "config.json"), wrapping)
     load_strictly(unet, read_weights(unet_folder), str(unet_folder))
     with complaints_about(home / "scheduler"):
-        return Backbone(unet, read_scheduler(home, unet_folder), wrapping).eval()
+        return Backbone(unet, read_scheduler(home, unet_folder), wrapping).eval().to(decide(device))
 
 
 def _read_wrapping(path: Path) -> Wrapping:

@@ -18,11 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from diti.core.device import HOST
 from diti.core.errors import InputError, nearest
 from diti.core.runs import described, read_json
 from diti.diffusion.schedule import Schedule
 
-ASSETS = Path(__file__).resolve().parents[1] / "assets"  # backbones shipped with the package, a folder each
+ASSETS = Path(__file__).resolve().parents[1] / "assets"  # models shipped with the package, a folder each
+MODEL = "-diti"  # a shipped model NAME-diti holds the backbone NAME, so that this is stored once
 WEIGHT_FILES = ("safetensors", "fp16.safetensors", "bin")  # after "diffusion_pytorch_model."
 SCHEDULER_FILE = "scheduler_config.json"
 MOST_TIMESTEPS = 100_000
@@ -84,15 +86,16 @@ def locate(source: str | Path) -> Path:
     if not isinstance(source, str | Path):
         raise InputError(
             f"the name of a model or backbone is {described(source)}; give a folder, a hub id (owner/name), or a "
-            "shipped name such as toyfaces32"
+            "shipped name such as faces64"
         )
-    for folder in (Path(source), ASSETS / str(source)):
+    for folder in (Path(source), ASSETS / str(source), ASSETS / f"{source}{MODEL}"):
         if folder.is_dir():
             return folder
     parts = str(source).split("/")
     if isinstance(source, str) and len(parts) == 2 and all(parts) and not source.startswith((".", "~")):
         return _download(source)
-    shipped = sorted(path.name for path in ASSETS.glob("*") if path.is_dir())
+    models = sorted(path.name for path in ASSETS.glob(f"*{MODEL}"))
+    shipped = [name for model in models for name in (model.removesuffix(MODEL), model)]
     raise InputError(
         f"nothing is called {str(source)!r}: give a folder, a hub id (owner/name), or a shipped name "
         f"({', '.join(shipped) or 'none in this installation'}).{nearest(str(source), shipped)}"
@@ -149,7 +152,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are about how the file was made; the error says what matters
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location=HOST, weights_only=True)
     except Exception as error:  # a file of another kind can fail anywhere in the unpickler
         raise InputError(f"{path} is not a torch file of plain tensors{_what_else(error)}") from None
     if not isinstance(content, dict):

@@ -28,12 +28,17 @@ def require_count(count: int) -> None:
 def samples(
     backbone: Backbone, count: int, seed: int, sampling_steps: int = SAMPLING_STEPS, on_step: OnStep | None = None
 ) -> Tensor:
-    """(count, 3, H, W) new images from noise, by the second-order solver."""
+    """(count, 3, H, W) new images from noise, by the second-order solver with fresh noise in every step.
+
+    Without it the samples of a young network are full of what it failed to remove (docs/notebook.md, "Samples of
+    a young backbone").
+    """
     shape = (count, backbone.channels, backbone.size, backbone.size)
     noise = torch.randn(shape, generator=torch_generator(seed, "samples"))
-    noise = noise.to(next(backbone.parameters()).device)
+    noise = noise.to(backbone.device)
     steps = timesteps(backbone.schedule, sampling_steps)
-    return dpm_solver_2m(backbone.eps, noise, steps, backbone.schedule, on_step=on_step)
+    fresh = torch_generator(seed, "fresh-noise")
+    return dpm_solver_2m(backbone.eps, noise, steps, backbone.schedule, fresh=fresh, on_step=on_step)
 
 
 def round_trip(

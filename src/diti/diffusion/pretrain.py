@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import DEFAULT_PRESET, PretrainConfig
+from diti.core.device import AUTO as AUTO_DEVICE
+from diti.core.device import HOST, Device, sent
 from diti.core.images import grid, save_picture, to_uint8
-from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train
+from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train, with_precision
 from diti.core.objective import LossReport, Objective
 from diti.core.outputs import require_writable
 from diti.core.processes import require_alone
@@ -57,8 +60,8 @@ class Denoising(Objective):
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         steps = self.backbone.timesteps
-        t = draws.spread("time-step", steps).to(images.device)
-        noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
+        t = sent(draws.spread("time-step", steps), images.device)
+        noise = draws.normal("noise", tuple(images.shape[1:]), images.device)
         target, output = target_and_output(self.backbone, images, t, noise)
         loss, nothing = dm_loss_eps(target, output), dm_loss_eps(target, best_constant(target))
         total = (gather(self.weight, t, loss) * loss).mean()
@@ -93,27 +96,32 @@ def pretrain(
     preset: str = DEFAULT_PRESET,
     images: int | None = None,
     seed: int = 0,
+    device: Device = AUTO_DEVICE,
     **settings: Any,
 ) -> Backbone:
     """Train a backbone in the folder `out`, or continue to: what `diti pretrain` does, from Python.
 
     preset: its name, or "auto" for the one that suits the images and this machine. images: length of the training,
-    images seen; by default the preset's. settings: any other option of `diti pretrain` by name, such as minutes,
-    learning_rate, channels.
+    images seen; by default the preset's. device: where to compute, such as "cuda:1".
+    settings: any other option of `diti pretrain` by name, such as minutes, learning_rate, channels.
 
         backbone = diti.pretrain("data/mine", preset="auto", minutes=45, out="runs/backbone")
     """
     require_alone("diti.pretrain", "pretrain")
     folder = as_path(out, "out")
     options = {"data": place_of(data), "seed": seed, **({} if images is None else {"images": images}), **settings}
-    usual = suited_to(data)[0] if preset == AUTO else named_preset(preset, also=[AUTO])
+    usual = suited_to(data, device)[0] if preset == AUTO else named_preset(preset, also=[AUTO])
     config = from_options(usual, options, "diti.pretrain")
-    pretrain_backbone(config, folder, data=data if isinstance(data, Dataset) else None)
-    return load_backbone(folder)
+    pretrain_backbone(config, folder, data=data if isinstance(data, Dataset) else None, device=device)
+    return load_backbone(folder, device)
 
 
 def pretrain_backbone(
-    config: PretrainConfig, out: Path, begun: Callable[[], None] = lambda: None, data: Dataset | None = None
+    config: PretrainConfig,
+    out: Path,
+    begun: Callable[[], None] = lambda: None,
+    data: Dataset | None = None,
+    device: Device = AUTO_DEVICE,
 ) -> Path:
     """Train, or continue to train, the backbone of `config` in the run folder `out`.
 
@@ -121,8 +129,11 @@ def pretrain_backbone(
     """
     # What the folder already holds is checked later; this is about its place, and about the inputs.
     require_writable({"--out": [out / "config.yaml"]}, [config.data, config.init], overwrite=True)
-    accelerator, run = make_accelerator(config.training), RunFolder(out)
-    backbone = load_backbone(config.init) if config.init else build_backbone(config.backbone, config.training.seed)
+    config = replace(config, training=with_precision(config.training, device))
+    accelerator, run = make_accelerator(config.training, device), RunFolder(out)
+    backbone = (
+        load_backbone(config.init, HOST) if config.init else build_backbone(config.backbone, config.training.seed)
+    )
     backbone.train()
     check_batch(config.training, accelerator.num_processes)
     with run.held(accelerator.is_main_process):
@@ -169,8 +180,7 @@ def evaluate(backbone: Backbone, dataset: Dataset, out: Path, images: int, flip:
 def validation_losses(backbone: Backbone, dataset: Dataset) -> tuple[Tensor, Tensor]:
     """(N,) losses and (N,) t / T on the fixed validation batches."""
     losses, share = [], []
-    device = next(backbone.parameters()).device
-    for pixels, t, noise in fixed_batches(dataset, backbone.timesteps, device):
+    for pixels, t, noise in fixed_batches(dataset, backbone.timesteps, backbone.device):
         losses.append(denoising_loss(backbone, pixels, t, noise).cpu())
         share.append(t.cpu() / backbone.timesteps)
     return torch.cat(losses).double(), torch.cat(share)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.device import on_host
 from diti.core.errors import InputError
 from diti.diffusion.schedule import (
     Schedule,
@@ -96,10 +97,7 @@ def ddpm(
 
     Noise is drawn from the CPU generator and moved, so that every device sees the same numbers.
     """
-    if generator.device.type != "cpu":
-        raise InputError(
-            f"the generator is on {generator.device}; noise is drawn on the CPU: give a CPU generator"
-        )
+    _require_cpu(generator)
     moves = _moves(schedule, range(_usable(schedule))[::-1] if steps is None else steps)
     if not _generates(moves):
         raise InputError("ddpm got ascending steps but cannot invert; use ddim or dpm_solver_2m for that")
@@ -151,14 +149,21 @@ def dpm_solver_2m(
     clamp: bool | None = None,
     start: float | None = None,
     end: float | None = None,
+    fresh: torch.Generator | None = None,
     on_step: OnStep | None = None,
 ) -> Tensor:
     """DPM-Solver++(2M), Lu et al. 2022, algorithm 2: arguments as `ddim`, order 2 at the same number of calls.
 
     Inversion is the same formula walked backwards: its errors and the sampler's have opposite signs and mostly
     cancel in a round trip.
+    fresh: draws new noise in every move, for generation (SDE-DPM-Solver++(2M) of the same paper). What a
+    young network leaves of the old noise is then covered by new noise instead of staying until the end.
     """
     moves = _moves(schedule, steps, start, end)
+    if fresh is not None:
+        _require_cpu(fresh)
+        if not _generates(moves):
+            raise InputError("dpm_solver_2m got ascending steps and fresh noise; an inversion takes none")
     clamp = _generates(moves) if clamp is None else clamp
     previous: tuple[Tensor, Tensor] | None = None  # x0 prediction and log-SNR step of the last move
     for i, (t, source, target) in enumerate(moves):
@@ -167,7 +172,7 @@ def dpm_solver_2m(
         if torch.isinf(h):  # to or from a clean image, or to pure noise: only the first-order move exists
             x = q_sample(x0, eps, target)
         else:
-            x = _second_order(x, _ahead(x0, h, previous), h, source, target)
+            x = _second_order(x, _ahead(x0, h, previous), h, source, target, fresh)
             previous = (x0, h)
         _report(on_step, i, moves, x)
     return x
@@ -184,11 +189,21 @@ def _ahead(x0: Tensor, h: Tensor, previous: tuple[Tensor, Tensor] | None) -> Ten
     return x0 + (ratio / 2).to(x0.dtype) * (x0 - x0_before)
 
 
-def _second_order(x: Tensor, x0: Tensor, h: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """x_target = (sigma_target / sigma_source) x - alpha_target (e^-h - 1) x0. DPM-Solver++ eq. 9."""
-    of_x = ((1 - target) / (1 - source)).sqrt()
-    of_x0 = -target.sqrt() * torch.expm1(-h)
-    return of_x.to(x.dtype) * x + of_x0.to(x.dtype) * x0
+def _second_order(
+    x: Tensor, x0: Tensor, h: Tensor, source: Tensor, target: Tensor, fresh: torch.Generator | None
+) -> Tensor:
+    """x_target = (sigma_target / sigma_source) x - alpha_target (e^-h - 1) x0. DPM-Solver++ eq. 9.
+
+    With fresh noise only e^-h of the old one is kept, h counts twice, and what is missing to sigma_target is new.
+    """
+    times = 1 if fresh is None else 2
+    of_x = ((1 - target) / (1 - source)).sqrt() * torch.exp((1 - times) * h)
+    of_x0 = -target.sqrt() * torch.expm1(-times * h)
+    x = of_x.to(x.dtype) * x + of_x0.to(x.dtype) * x0
+    if fresh is None:
+        return x
+    noise = torch.randn(x.shape, generator=fresh).to(x)
+    return x + (-(1 - target) * torch.expm1(-2 * h)).sqrt().to(x.dtype) * noise
 
 
 def _half_log_snr(abar: Tensor) -> Tensor:
@@ -204,6 +219,13 @@ def _predict(eps_fn: EpsFn, x: Tensor, t: int, abar: Tensor, clamp: bool) -> tup
         x0 = x0.clamp(-1, 1)
         eps = eps_from_x0(x0, x, abar) if abar < 1 else eps
     return x0, eps
+
+
+def _require_cpu(generator: torch.Generator) -> None:
+    if not on_host(generator):
+        raise InputError(
+            f"the generator is on {generator.device}; noise is drawn on the CPU: give a CPU generator"
+        )
 
 
 def _report(on_step: OnStep | None, index: int, moves: list[Move], x: Tensor) -> None:

@@ -5,7 +5,8 @@ Notation: alpha_t = 1 - beta_t and abar_t = alpha_1 * ... * alpha_t, the signal'
 abar_prev is abar of the step before, and 1 before the first step (a clean image).
 
 Two kinds of function: a *table* takes a Schedule and returns a (T,) float64 vector, from which `gather` picks
-the rows of a batch; a *formula* takes images (B,C,H,W) and gathered coefficients (B,1,1,1).
+the rows of a batch; a *formula* takes images (B,C,H,W) and gathered coefficients (B,1,1,1). Tables that every
+step needs are computed once.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from diti.core.device import HOST, on_host
 from diti.core.errors import InputError, nearest
 
 PREDICTION_TYPES = ("epsilon", "sample", "v_prediction")
@@ -32,7 +34,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         betas = self.betas
-        if betas.ndim != 1 or not len(betas) or betas.dtype != torch.float64 or betas.device.type != "cpu":
+        if betas.ndim != 1 or not len(betas) or betas.dtype != torch.float64 or not on_host(betas):
             raise InputError(
                 f"betas have shape {tuple(betas.shape)}, {betas.dtype}, on {betas.device}; a schedule needs "
                 "a (T,) float64 vector on the CPU, of at least one time-step"
@@ -48,7 +50,7 @@ class Schedule:
     @classmethod
     def from_betas(cls, betas: Tensor | Sequence[float]) -> Schedule:
         """Schedule of any betas, taken to float64 before anything is accumulated."""
-        return cls(torch.as_tensor(betas).detach().to("cpu", torch.float64))
+        return cls(torch.as_tensor(betas).detach().to(HOST, torch.float64))
 
     @classmethod
     def linear(cls, timesteps: int = 1000, start: float = 1e-4, end: float = 0.02) -> Schedule:
@@ -115,11 +117,17 @@ def gather(table: Tensor, t: Tensor, like: Tensor) -> Tensor:
     if t.ndim != 1 or t.dtype != torch.int64:
         raise InputError(f"t has shape {tuple(t.shape)} and {t.dtype}; give one int64 time-step per image, (B,)")
     # Negative indices would wrap silently. On other devices the check would stall the queue of work.
-    if t.device.type == "cpu" and len(t) and not 0 <= int(t.min()) <= int(t.max()) < len(table):
+    if on_host(t) and len(t) and not 0 <= int(t.min()) <= int(t.max()) < len(table):
         raise InputError(f"t ranges from {t.min()} to {t.max()}; code time-steps are 0..{len(table) - 1}")
     dtype = torch.promote_types(like.dtype, torch.float32)
-    rows = table.to(dtype).to(t.device)[t].to(like.device)  # cast first: not every device has float64
+    rows = _on_device(table, dtype, t.device)[t].to(like.device)
     return rows.reshape(-1, *[1] * (like.ndim - 1))
+
+
+@lru_cache(maxsize=64)
+def _on_device(table: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A table where it is used, sent there once; cast first, since not every device has float64."""
+    return table.to(dtype).to(device)
 
 
 # ---- Tables: (T,) float64 ---------------------------------------------------------------------------------
@@ -130,6 +138,13 @@ def snr(schedule: Schedule) -> Tensor:
     return schedule.alpha_bar / (1 - schedule.alpha_bar)
 
 
+@lru_cache(maxsize=16)
+def root_snr(schedule: Schedule) -> Tensor:
+    """sqrt(SNR(t)): what the error of x0 is multiplied by to be one of eps."""
+    return snr(schedule).sqrt()
+
+
+@lru_cache(maxsize=16)
 def lambda_eps(schedule: Schedule, gamma: float = 0.1) -> Tensor:
     """Time-step weight lambda^p_t = SNR^gamma / (1 + SNR) of the epsilon form. Eq. A5.
 
@@ -158,6 +173,7 @@ def training_weight(schedule: Schedule, by: str, prediction_type: str) -> Tensor
     return weight / weight.mean()
 
 
+@lru_cache(maxsize=16)
 def w_eps(schedule: Schedule) -> Tensor:
     """Compensate strength w^p_t = sqrt(alpha_t) (1 - abar_{t-1}) / sqrt(1 - abar_t) of the eps form. Eq. A5.
 
@@ -175,6 +191,7 @@ def w_x0(schedule: Schedule) -> Tensor:
     return (1 - schedule.alpha_bar_prev) / schedule.alpha_bar_prev.sqrt()
 
 
+@lru_cache(maxsize=16)
 def guidance_authors(schedule: Schedule) -> Tensor:
     """Strength sqrt(1 - abar_t) of g in the authors' sampler, in place of w^p_t: classifier guidance."""
     return (1 - schedule.alpha_bar).sqrt()

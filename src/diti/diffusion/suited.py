@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from diti.config import DEFAULT_PRESET, PretrainConfig
+from diti.core.device import AUTO, Device, decide, on_host
 from diti.core.errors import InputError
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
@@ -21,22 +22,20 @@ FEW = 5_000  # training images below which the narrower network learns as much i
 ON_GPU = {64: "celeba64", 128: "ffhq128"}
 
 
-def suited_to(data: str | Path | Dataset) -> tuple[PretrainConfig, str]:
+def suited_to(data: str | Path | Dataset, device: Device = AUTO) -> tuple[PretrainConfig, str]:
     """Settings for these images and this machine, and why these."""
-    import torch
-
     drawn = place_of(data).partition(":")[0] == "toyfaces"  # at any size: at that of its preset
     dataset = as_dataset(data, PRESETS[DEFAULT_PRESET].config.backbone.size if drawn else None)
-    return suited(dataset.size, len(dataset.rows("train")), torch.cuda.is_available())
+    return suited(dataset.size, len(dataset.rows("train")), not on_host(decide(device)))
 
 
 def suited(size: int, images: int, gpu: bool) -> tuple[PretrainConfig, str]:
     """Settings for a number of training images of a side, px, and the reason for them."""
     if gpu and size in ON_GPU:
-        return _named(ON_GPU[size]), f"preset {ON_GPU[size]}: made for {size} px on a GPU"
+        return _settings_of(ON_GPU[size]), f"preset {ON_GPU[size]}: made for {size} px on a GPU"
     narrow = images < FEW
     name, fold = "toyfaces32" if narrow else "celeba32", suited_fold(size)
-    config = _named(name)
+    config = _settings_of(name)
     side = size // fold
     more = levels_before(side)
     first = config.backbone.channels[0]
@@ -75,5 +74,5 @@ def levels_before(side: int) -> int:
     return more
 
 
-def _named(name: str) -> PretrainConfig:
+def _settings_of(name: str) -> PretrainConfig:
     return dataclasses.replace(PRESETS[name].config, preset=name)
