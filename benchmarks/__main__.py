@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from benchmarks import (
     bench_data,
+    bench_device,
     bench_methods,
     bench_metric,
     bench_pretrain,
@@ -21,6 +22,7 @@ from benchmarks import (
 
 BENCHMARKS = {
     "data": bench_data.main,
+    "device": bench_device.main,
     "training": bench_training.main,
     "pretrain": bench_pretrain.short,
     "methods": bench_methods.main,

@@ -41,7 +41,9 @@ def untrained() -> DiTi:
     backbone = build_backbone(preset("celeba64").backbone, 0).eval()
     encoder = build_encoder(EncoderConfig(encoder="authors", code_dim=512), backbone, 0).eval()
     partition = Partition.staged_even(backbone.timesteps, 64, 512)
-    return DiTi(encoder, ShiftDecoder(backbone, 512).eval(), partition, torch.zeros(512), torch.ones(512))
+    return DiTi(
+        encoder, partition, torch.zeros(512), torch.ones(512), "diti", decoder=ShiftDecoder(backbone, 512).eval()
+    )
 
 
 def compare(name: str, model: DiTi, goal: int, whole: bool) -> None:

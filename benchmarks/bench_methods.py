@@ -16,6 +16,7 @@ from accelerate import Accelerator
 
 from benchmarks.timing import best_seconds
 from diti.config import TrainConfig
+from diti.core.ahead import Ahead
 from diti.core.loop import step
 from diti.core.weights import Weights
 from diti.data.prepare import prepare
@@ -51,7 +52,8 @@ def one_step(method: Method, config: TrainConfig, data: Dataset) -> Callable[[],
     weights = Weights(objective, config.training)
     model, optimizer = accelerator.prepare(objective, weights.optimizer)
     batches = training_batches(data, 0, flip=True)
-    return lambda: step(model, optimizer, batches, 0, config.training, accelerator)
+    ahead = Ahead(batches)
+    return lambda: step(model, optimizer, ahead, 0, config.training, accelerator)
 
 
 def report(encoder: str, batch: int, best: dict[str, float]) -> None:

@@ -89,7 +89,7 @@ def measure_seed(dataset: Dataset, backbone: Backbone, classifier: AttributeClas
         encoder.set_head(*solution.head(evidence))
         decoder = ShiftDecoder(backbone, DIMS, "none", linear=solution.linear_part(evidence, backbone.size))
         statistics = training_statistics(encoder, dataset)
-        model = DiTi(encoder, decoder.eval(), solution.partition, *statistics, "diti")
+        model = DiTi(encoder, solution.partition, *statistics, "diti", decoder=decoder.eval())
         folder = OUT / f"model-{seed}-{len(record['rows'])}"
         model.save(folder)
         found = measure(model, str(folder), dataset, classifier, name in PROBED_ROWS, name in EDITED_ROWS)

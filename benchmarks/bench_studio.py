@@ -18,12 +18,12 @@ from torch import Tensor
 from benchmarks.timing import best_seconds
 from diti.edit.axes import push_axes
 from diti.studio.session import FULL_STEPS, PREVIEW_STEPS, Visitor
-from diti.studio.world import SHIPPED, World, open_world
+from diti.studio.world import World, open_world
 
 PORT, GOAL, PATIENCE = 7_899, 1.0, 120  # goal in seconds, of a preview
 
 
-def main(source: str = SHIPPED) -> None:
+def main(source: str = "faces64-diti") -> None:
     world = open_world(source, None)
     visitor = Visitor()
     visitor.images["image"] = world.pixels(0)

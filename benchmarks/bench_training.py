@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from benchmarks.timing import best_seconds
 from diti.config import TrainingConfig
+from diti.core.ahead import Ahead
 from diti.core.images import to_float
 from diti.core.loop import one_thread_for_small, step
 from diti.core.objective import Objective
@@ -68,8 +69,10 @@ def bench(name: str, verb: str, folder: str) -> None:
             optimizer.step()
         weights.update_average(1)
 
+    ahead = Ahead(batches)
+
     def loop() -> None:
-        step(model, optimizer, batches, 0, config, accelerator)
+        step(model, optimizer, ahead, 0, config, accelerator)
         weights.update_average(1)
 
     forward_backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import os
 import random
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +34,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
 WITHOUT_SHARED = f"needs real data, which are not shipped; they are looked for in {SHARED}"
 LONG_FILES = (
-    "test_demo.py", "test_train.py", "test_pretrain.py", "test_sweep.py", "test_readme.py", "test_probing.py",
-    "test_notebook.py",
-    "test_tcvae.py", "test_ibgan.py", "test_simclr.py", "test_every_method.py", "test_verbs.py",
+    "test_demo.py", "test_on_device.py", "test_train.py", "test_pretrain.py", "test_fuzz.py",
+    "test_studio_page.py", "test_sweep.py", "test_prepare.py", "test_every_method.py", "test_solve_verb.py",
+    "test_sweep_solutions.py", "test_public.py", "test_probing.py", "test_readme.py", "test_notebook.py",
+    "test_cli.py", "test_crafted_requests.py", "test_verbs.py",
 )  # fmt: skip
+NUMBERS = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,8 +64,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or fills the user's cache."""
-    monkeypatch.setenv("DITI_CACHE", str(tmp_path_factory.mktemp("cache")))
+    """No test reads or fills the user's cache. (pytest itself names a folder by looking through all others.)"""
+    folder = tmp_path_factory.getbasetemp() / "caches" / str(next(NUMBERS))
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("DITI_CACHE", str(folder))
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +76,18 @@ def _no_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diti.core.progress.LINE_SECONDS", math.inf)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _few_faces_are_drawn_here() -> Iterator[None]:
+    """Toy faces are drawn faster than processes start; the tests of preparing ask for these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("diti.data.prepare.WORTH_WORKERS", 2_000)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _what_is_left_open_is_told_here() -> Iterator[None]:
     """What nobody closed (files, sockets, loops) warns when it is collected: in its own module, not in another."""
+    gc.freeze()  # to look through everything that is imported takes half a second
     yield
     gc.collect()
 
@@ -167,11 +182,28 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+# Two processes that share a job: what torchrun would tell them, without its start and with one import for both.
+PAIR = """
+import os, sys
+from diti.cli import main
+import diti.representation.train, diti.representation.solve.run
+pair = []
+for rank in "01":
+    if not (number := os.fork()):
+        os.environ.update(RANK=rank, LOCAL_RANK=rank)
+        sys.exit(main(sys.argv[1:]))
+    pair.append(number)
+while pair and not os.wait()[1]:
+    pair.pop()
+sys.exit(len(pair))
+"""
+
+
 @pytest.fixture
 def two_processes() -> Callable[..., str]:
     """Run the command line in two processes that share the job; what both printed.
 
-    They get what torchrun would tell them; its own start, tested with diti pretrain, costs seconds more.
+    The start by torchrun is tested with diti pretrain.
     """
 
     def run(*words: object) -> str:
@@ -179,23 +211,21 @@ def two_processes() -> Callable[..., str]:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        pair = [
-            subprocess.Popen(
-                [sys.executable, "-m", "diti", *map(str, words)],
-                env={**os.environ, "OMP_NUM_THREADS": "1", **group, "RANK": rank, "LOCAL_RANK": rank},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in "01"
-        ]
-        try:
-            printed = [process.communicate(timeout=300)[0] for process in pair]
-        finally:  # where one fails the other waits for it
-            for process in pair:
-                process.kill()
-        assert [process.returncode for process in pair] == [0, 0], "".join(printed)[-4000:]
-        return "".join(printed)
+        with subprocess.Popen(
+            [sys.executable, "-c", PAIR, *map(str, words)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **group},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        ) as pair:
+            try:
+                printed = pair.communicate(timeout=300)[0]
+            finally:  # where one fails the other waits for it
+                with suppress(ProcessLookupError):
+                    os.killpg(pair.pid, signal.SIGKILL)
+        assert pair.returncode == 0, printed[-4000:]
+        return printed
 
     return run
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 import diti as package
 from diti.cli import main
-from diti.core.errors import InputError, told
+from diti.core.errors import InputError, as_one_line
 from diti.presets import PRESETS
 from diti.verbs import VERBS
 from diti.verbs.making import Presets
@@ -245,7 +245,7 @@ def test_a_fault_of_ours_is_one_line_with_a_report(fault, tmp_path, capsys, monk
     assert main(["presets"]) == 70
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1 and shown.startswith(
-        "diti: sorry, this is a fault of diti (TypeError: this is not"
+        "diti: sorry, this is a bug in diti (TypeError: this is not"
     )
     report = Path(re.search(r"the report (\S+) says where", shown)[1])
     assert report.parent == tmp_path / "cache" / "crashes"
@@ -270,7 +270,7 @@ def test_a_report_is_written_whatever_cannot_be_found_out(tmp_path, monkeypatch)
 
     monkeypatch.setattr("diti.core.runs.versions", broken)
     monkeypatch.setenv("DITI_CACHE", str(tmp_path))
-    _, code = told(KeyError("x"), ["presets"])
+    _, code = as_one_line(KeyError("x"), ["presets"])
     assert code == 70 and "versions: unknown (ValueError: who knows)" in next(tmp_path.rglob("*.txt")).read_text()
 
 

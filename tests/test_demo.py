@@ -24,7 +24,7 @@ SMALL = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from diti import demo
+from diti import demo, photographs
 from diti.reporting.stages import Effort
 out, backbone = map(Path, sys.argv[1:])
 usual = demo.settings
@@ -35,6 +35,7 @@ def settings(*given):
     return replace(found, backbone=str(backbone), subsets=4, code_dim=12, solution=small)
 
 demo.SIZE, demo.settings = 16, settings
+photographs.STEPS, photographs.AXES, photographs.PAIRS = 2, 1, 1
 effort = Effort(faces=2, pairs=2, changes=1, classifier_images=256, reconstructed=2, disentanglement=False)
 demo.run_demo(out, demo.Length(faces=400, images=128, effort=effort, remark="Smaller than quick."))
 """
@@ -112,7 +113,7 @@ def test_the_page_opens_with_pictures_and_folds_the_rest(demo):
     with launch() as browser, open_page(browser, (out / PAGE).as_uri(), width=360) as visit:
         visit.assert_quiet()
         shown = visit.page.evaluate("[...document.images].filter(i => i.checkVisibility()).map(i => i.alt)")
-        assert [words.split()[0] for words in shown] == ["One", "Early,", "The"], shown
+        assert [words.split()[0] for words in shown] == ["A", "A", "Faces", "One", "Early,", "The"], shown
         assert visit.page.locator("table").locator("visible=true").count() == 1
         above = visit.page.evaluate("document.querySelector('img').getBoundingClientRect().top < innerHeight")
         assert above, "a picture is seen before anything is scrolled"

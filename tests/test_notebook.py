@@ -10,7 +10,7 @@ import pytest
 from shown_html import Shown
 
 PATH = Path(__file__).resolve().parents[1] / "examples" / "tour.ipynb"
-SMALL = {"FACES": "150", "STEPS": "2", "MEASURED": "4"}
+SMALL = {"FACES": "60", "STEPS": "2"}
 MOVE_A_SLIDER = """
 before = edited.widget.result.tobytes()  # a fault inside of it would be shown there and not raised
 edited.widget.children[-2].value = 3.0
@@ -89,9 +89,9 @@ def test_it_runs_and_draws(tmp_path, tmp_path_factory, monkeypatch):
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in shown if output.output_type == "stream" and output.name == "stderr"]
     data = [output.get("data", {}) for output in shown]
-    assert sum("image/png" in kinds for kinds in data) == 7
+    assert sum("image/png" in kinds for kinds in data) == 6
     boxes = [Shown(kinds["text/html"]).text for kinds in data if kinds.get("text/html", "").startswith("<div")]
-    assert "DiTi model" in boxes[0] and "150 of 32 px" in boxes[1]
+    assert "DiTi model" in boxes[0] and "60 of 64 px" in boxes[1]
     assert [kind for kind in sliders.outputs[-1].data if "widget-view" in kind], "sliders where they can be had"
     assert "no sliders" in notebook.cells[-1].outputs[0].text
     assert not list(tmp_path.glob("*.*")), "it writes nothing"

@@ -79,7 +79,7 @@ def test_a_function_with_settings_has_their_defaults(verb, settings):
     given = inspect.signature(getattr(diti, verb)).parameters
     places = sections(settings)
     for name, parameter in given.items():
-        if name in ("data", "backbone", "out", "features", "settings"):
+        if name in ("data", "backbone", "out", "features", "settings", "device"):  # no settings of a run
             continue
         section = getattr(settings, places[name]) if places[name] else settings
         default = getattr(section, name)

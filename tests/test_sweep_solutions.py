@@ -144,7 +144,7 @@ def test_what_the_pass_depends_on():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"preset": "toyfaces32"}, "preset is for trainings"),
+        ({"preset": "toyfaces32"}, "preset is for training runs"),
         ({"settings": {"detach": True}}, "unknown setting 'detach'"),
         ({"runs": {"a": {}, "b": {}}}, "the runs a-s0 and b-s0 would compute the same"),
         ({"backbone": ""}, "backbone is missing"),
@@ -160,7 +160,7 @@ def test_mistakes_are_one_line(change, complaint):
 
 def test_what_cannot_be_solved_is_found_before_anything_is_written(file, tmp_path, capsys):
     assert main(["sweep", str(file), "--out", str(tmp_path / "out"), "--jobs", "2"]) == 2
-    assert "--jobs is 2; it is for trainings" in capsys.readouterr().err
+    assert "--jobs is 2; it is for training runs" in capsys.readouterr().err
     keys = yaml.safe_load(file.read_text())
     keys["runs"] = {"good": {}, "bad": {"subsets": 100}}
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(keys))

@@ -10,6 +10,7 @@ from diti.core.rng import torch_generator
 from diti.diffusion.backbone import Backbone, build_backbone
 from diti.representation.models.diffae import DiffAE
 from diti.representation.models.diffusion import DiTi
+from diti.representation.models.model import Model
 from diti.representation.networks.conditioned import ConditionedUNet
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.networks.shift import ShiftDecoder
@@ -42,9 +43,14 @@ def tiny_model(backbone: Backbone | None = None, subsets: int = SUBSETS) -> DiTi
     perturb(encoder)
     decoder = ShiftDecoder(backbone, DIMS)
     perturb(decoder.path)
-    model = DiTi(encoder, decoder, Partition.balanced(1000, subsets, DIMS), torch.zeros(DIMS), torch.ones(DIMS))
-    model.metric = torch.eye(DIMS)
-    return model
+    cut = Partition.balanced(1000, subsets, DIMS)
+    parts = (encoder, cut, torch.zeros(DIMS), torch.ones(DIMS), "diti")
+    return DiTi(*parts, decoder=decoder, metric=torch.eye(DIMS))
+
+
+def without_decoder(model: Model) -> Model:
+    """The same code, as a method that only encodes leaves it."""
+    return Model(model.encoder, model.partition, model.mean, model.std, "simclr")
 
 
 def tiny_solved(out: Path) -> None:
@@ -63,4 +69,4 @@ def tiny_diffae(prediction: str = "epsilon") -> DiffAE:
     for network in (encoder, decoder):
         perturb(network, 0.05)
     single = Partition.single(1000, DIMS)
-    return DiffAE(encoder.eval(), decoder.eval(), single, torch.zeros(DIMS), torch.ones(DIMS))
+    return DiffAE(encoder.eval(), single, torch.zeros(DIMS), torch.ones(DIMS), "diffae", decoder=decoder.eval())

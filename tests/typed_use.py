@@ -52,18 +52,18 @@ def work(model: diti.Model, data: diti.Dataset, images: np.ndarray) -> None:
     assert_type(diti.encode("runs/model", data, "z.parquet", explained=False), np.ndarray)
     assert_type(diti.probe(model, data, few_shot=[10, 100], against="earlier.json"), dict[str, Any])
     assert_type(diti.counterfactuals("runs/model", data), dict[str, Any])
-    assert_type(diti.analyze(model.backbone, data), dict[str, Any])
+    assert_type(diti.analyze(model.with_backbone().backbone, data), dict[str, Any])
     assert_type(diti.explore(model, data).page, Path)
     assert_type(diti.search(model, images[0], data=data, count=3).files, tuple[str, ...])
     assert_type(diti.report(["runs/a", Path("runs/b")], data=data).headline, list[str])
     with diti.quiet():
         assert_type(diti.solve(data, model, out=Path("runs/solved"), features=images.reshape(9, -1)), DiTi)
-        assert_type(diti.train(data, model.backbone, out="runs/x"), diti.Model)
+        assert_type(diti.train(data, model.with_backbone().backbone, out="runs/x"), diti.Model)
 
 
 def use(images: np.ndarray) -> None:
-    model: diti.Model = diti.load("toyfaces32-diti")
     assert_type(diti.load("toyfaces32-diti"), diti.Model)
+    model = diti.load("toyfaces32-diti").with_decoder()
     assert_type(model.encode(images), Tensor)
     assert_type(model.reconstruct(images), Tensor)
     assert_type(model.partition, Partition)
@@ -74,7 +74,7 @@ def use(images: np.ndarray) -> None:
     assert_type(DiTiFeatures(model).transform(images), np.ndarray)
 
 
-def edit(model: diti.Model, images: np.ndarray, data: diti.Dataset) -> None:
+def edit(model: diti.DecodingModel, images: np.ndarray, data: diti.Dataset) -> None:
     face = model.edit(images, sampling_steps=10)
     assert_type(face, diti.Editor)
     smile = diti.learn_direction(model, data, "Smiling")

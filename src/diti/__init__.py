@@ -5,9 +5,7 @@ who run the code and once for those who check or complete its types; a test comp
 """
 
 __version__ = "0.1.0"
-TYPE_CHECKING = (
-    False  # as type checkers expect; importing typing would take the moment in which Ctrl-C is a traceback
-)
+TYPE_CHECKING = False  # as type checkers expect; while typing is imported, Ctrl-C would print a traceback
 
 if TYPE_CHECKING:  # `as` says that a name is public
     from diti.core.errors import InputError as InputError
@@ -39,6 +37,7 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.representation.methods.base import EncoderObjective as EncoderObjective
     from diti.representation.methods.base import new_encoder as new_encoder
     from diti.representation.methods.method import Method as Method
+    from diti.representation.models.decoding import DecodingModel as DecodingModel
     from diti.representation.models.diffusion import DiTi as DiTi
     from diti.representation.models.loading import load as load
     from diti.representation.models.model import Model as Model
@@ -52,6 +51,7 @@ else:  # hidden from type checkers, which would take any name for one that __get
         "Axis": "diti.exploring.axes",
         "Backbone": "diti.diffusion.backbone",
         "Dataset": "diti.data.prepared",
+        "DecodingModel": "diti.representation.models.decoding",
         "DiTi": "diti.representation.models.diffusion",
         "DiTiFeatures": "diti.representation.models.transformer",
         "Editor": "diti.edit.editor",

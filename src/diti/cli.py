@@ -1,6 +1,6 @@
 """The command line as a process.
 
-Nothing but the standard library is imported before `main` runs, so that Ctrl-C is met from the first moment on.
+Nothing but the standard library is imported before `main` runs, so that Ctrl-C is handled from the start.
 """
 
 from __future__ import annotations

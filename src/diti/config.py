@@ -16,8 +16,10 @@ from diti.core.training import TrainingConfig as TrainingConfig
 
 DEFAULT_PRESET = "toyfaces32"
 Start = Literal["auto", "solved", "copy", "random"]
-# Settings of a training that change what is reported, or how memory is used, but not the result.
-WITHOUT_EFFECT = frozenset({"log_images", "validate_images", "checkpoint_images", "gradient_accumulation_steps"})
+# Settings of a run that change what is reported, or how memory is used, but not the result.
+WITHOUT_EFFECT = frozenset(
+    {"log_images", "validate_images", "checkpoint_images", "gradient_accumulation_steps", "compile"}
+)
 SAMPLING_STEPS = 25  # network calls each way; see the round trip in docs/notebook.md
 TIMESTEPS = Range(1, 100_000)
 WIDTH, DIMS = Range(1, 8_192), Range(1, 65_536)  # wider networks have never been trained; memory would run out
@@ -168,6 +170,7 @@ class SolveConfig(FeaturesConfig):
     images: Annotated[int | None, *COUNT] = None  # images of the pass; by default as many as needed, see tolerance
     flip: bool = True  # mirror half of the images
     seed: Seed = 0
+    compile: bool = False  # torch.compile the frozen model: minutes at the start, for long passes on a GPU
     solution: SolutionConfig = field(default_factory=SolutionConfig)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,7 @@
-"""`diti demo`: the whole path on the built-in faces, from pixels to one page, solved and measured for real."""
+"""`diti demo`: photographs edited by the model in the box, then the whole path on toy faces, all on one page.
+
+What is measured is measured on toy faces, whose attributes are known exactly.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image
 
 from diti.config import DEFAULT_PRESET, SolutionConfig, SolveConfig, TrainConfig
 from diti.core.errors import InputError
@@ -21,6 +23,7 @@ from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.data.summary import save_sheet
 from diti.pages.blocks import Figure, Section
+from diti.photographs import photographs
 from diti.presets import train_preset
 from diti.reporting.build import Report, build_report
 from diti.reporting.runs import Run
@@ -89,14 +92,14 @@ def choose_length(quick: bool, full: bool, faces: int | None, train: int) -> tup
 
 
 def run_demo(out: Path, length: Length) -> Report:
-    """Data, solutions, measurements, page. The same command continues a stopped demo."""
+    """Photographs, data, solutions, measurements, page. The same command continues a stopped demo."""
     data = out / "data"
     plan = plan_training(data, length)
     if plan:
         check_plan(plan)
     source = find_source(f"toyfaces:{length.faces}", ReadOptions(size=SIZE))
+    edits = photographs(out / "photographs")
     dataset = prepare(source, data, SIZE)
-    save_faces(dataset, out / "faces")
     runs = solve_methods(out / "runs", data, length)
     if plan:
         runs += sorted(run_sweep(plan, out / "runs"), key=lambda run: run.name.startswith("pdae"))
@@ -105,8 +108,9 @@ def run_demo(out: Path, length: Length) -> Report:
         out / "report",
         data=str(data),
         effort=length.effort,
-        title="DiTi on toy faces",
+        title="DiTi on photographs and toy faces",
         lead=lead(length),
+        first=[edits],
         more=[about_data(dataset, out)],
         overwrite=True,  # in the demo's own folder
     )
@@ -138,7 +142,7 @@ def settings(method: Solvable, seed: int, data: Path, length: Length) -> SolveCo
 
 
 def plan_training(data: Path, length: Length) -> Plan | None:
-    """The preset's trainings from the solutions, `diti train --method METHOD`; None where none was asked for."""
+    """The preset's training runs from the solutions, `diti train --method METHOD`; None unless asked for."""
     if not length.trained:
         return None
     usual = train_preset(DEFAULT_PRESET)
@@ -168,18 +172,13 @@ def lead(length: Length) -> str:
     """What was done, in a sentence or two."""
     trained = f", then trained for {length.trained:,} images each" if length.trained else ", without training"
     return (
-        f"DiTi and PDAE, solved in closed form over one frozen diffusion model on {length.faces:,} drawn faces"
-        f"{trained}. No label was used. {length.remark}"
+        "First what the model in the box does to photographs. Below, measured: DiTi and PDAE, solved in closed "
+        f"form over one frozen diffusion model on {length.faces:,} drawn faces{trained}. No label was used. "
+        f"{length.remark}"
     )
 
 
 # ---- The faces ----------------------------------------------------------------------------------------------
-
-
-def save_faces(dataset: Dataset, folder: Path) -> None:
-    """Two test faces as files, to edit."""
-    for name, row in zip("ab", dataset.rows("test")[:2], strict=True):
-        save_picture(Image.fromarray(np.asarray(dataset.images[row])), folder / f"{name}.png")
 
 
 def about_data(dataset: Dataset, out: Path) -> Section:

@@ -114,7 +114,7 @@ def monte_carlo_curve(
 
 def reconstructor(backbone: Backbone) -> Reconstruct:
     """u_θ of a backbone: one network call, on its device, without gradients and without clamping."""
-    device = next(backbone.parameters()).device
+    device = backbone.device
 
     @torch.no_grad()
     def u_theta(x_t: Tensor, t: Tensor) -> Tensor:
@@ -225,13 +225,18 @@ def mean_position(shares: Tensor, partition: Partition) -> float:
 
 def spearman(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float:
     """Rank correlation, ties with their mean rank; entries with a nan do not count, a constant gives nan."""
+    return float(_spearman_of_rows(np.asarray(a, float)[None], np.asarray(b, float)[None])[0])
+
+
+def _spearman_of_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`spearman` of each row of a (R, N) with that row of b."""
     from scipy.stats import rankdata
 
     known = np.isfinite(a) & np.isfinite(b)
-    first, second = (rankdata(np.asarray(x, float)[known]) for x in (a, b))
-    first, second = (ranks - (len(ranks) + 1) / 2 for ranks in (first, second))  # about their mean
-    scale = math.sqrt(float(first @ first) * float(second @ second))
-    return float(first @ second) / scale if scale else math.nan
+    ranks = (rankdata(np.where(known, x, np.inf), axis=1) for x in (a, b))  # what is not known comes last
+    first, second = (np.where(known, r - (known.sum(1, keepdims=True) + 1) / 2, 0) for r in ranks)
+    scale = np.sqrt((first**2).sum(1) * (second**2).sum(1))
+    return np.where(scale > 0, (first * second).sum(1) / np.where(scale > 0, scale, 1), math.nan)
 
 
 def rank_agreement(columns: Mapping[str, Sequence[float]], seed: int, draws: int = 1_000) -> list[dict[str, Any]]:
@@ -244,7 +249,7 @@ def rank_agreement(columns: Mapping[str, Sequence[float]], seed: int, draws: int
     found = []
     for first, second in itertools.combinations(columns, 2):
         a, b = np.asarray(columns[first], float), np.asarray(columns[second], float)
-        resampled = np.array([spearman(a[rows], b[rows]) for rows in chosen])
+        resampled = _spearman_of_rows(a[chosen], b[chosen])
         resampled = resampled[np.isfinite(resampled)]
         low, high = np.quantile(resampled, [0.025, 0.975]).tolist() if len(resampled) else (math.nan, math.nan)
         numbers = {"rho": spearman(a, b), "low": low, "high": high}

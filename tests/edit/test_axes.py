@@ -53,7 +53,7 @@ def test_the_verb(model, faces, tmp_path, capsys):
         (["--axis", "1", "--subset", "late", "--save-as", "x"], "leave --subset, --save-as out"),
         (["--axis", "1", "--selection", "weight", "--along", "weight"], "leave --selection, --along out"),
         (["--axis", "1", "--scale", "x"], "--scale 'x' is not a list of numbers"),
-        ([], "name what to change: --attribute NAME, --axis AXIS, or example images with --like"),
+        ([], "name what to change, in one way: --attribute NAME, --axis AXIS, or example images with --like"),
     ):
         assert main([*words, *wrong, *out]) == 2
         assert complaint in capsys.readouterr().err

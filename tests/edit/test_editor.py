@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from tiny import without_decoder
 
 from diti.core.errors import InputError
 from diti.edit.axes import move_axes
@@ -12,7 +13,6 @@ from diti.edit.directions import Direction, code_space_hash
 from diti.edit.editor import Editor
 from diti.edit.manipulate import manipulate
 from diti.representation.models.axis_names import AxisName
-from diti.representation.models.model import EncodeOnly
 
 STEPS = 3
 
@@ -89,6 +89,6 @@ def test_what_cannot_be_edited_is_told(named, faces, direction, editor):
         editor.draw({dataclasses.replace(direction, encoder="other"): 1.0})
     with pytest.raises(InputError, match="sampling"):
         named.edit(faces, 0)
-    blind = EncodeOnly(named.encoder, named.partition, named.mean, named.std, "simclr")
+    blind = without_decoder(named)
     with pytest.raises(InputError, match="simclr model has no decoder"):
         blind.edit(faces)

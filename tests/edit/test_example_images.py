@@ -1,69 +1,92 @@
 """Directions from example images: against formulas, and on toy faces, where the truth is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.covariance import LedoitWolf
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from diti.cli import main
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
 from diti.edit.directions import direction_path, load_direction
-from diti.edit.examples import discriminant, example_direction, shrunken_difference
+from diti.edit.examples import NOISE, ROUNDS, basis_of, example_direction, pair_direction, relevant_axes
 from diti.edit.manipulate import manipulate
+from diti.representation.models.axes import Axes
 from diti.representation.models.loading import load
 
 
-def test_the_difference_is_shrunk_by_what_chance_gives():
-    has, lacks = np.array([[3.0, 0.5, -2.0]]), np.array([[0.0, 0.0, 0.0]])
-    expected = [3 * (1 - 2 / 9), 0.0, -2 * (1 - 2 / 4)]  # v = 1 + 1
-    np.testing.assert_allclose(shrunken_difference(has, lacks), expected)
-    alone = [3 * (1 - 1 / 9), 0.0, -2 * (1 - 1 / 4)]  # v = 1: the mean of the data is known
-    np.testing.assert_allclose(shrunken_difference(has, np.zeros((0, 3))), alone)
+def cosine(a, b):
+    """(...) of the last axes of a and b."""
+    return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
 
 
-def test_of_two_random_samples_most_dims_are_dropped_and_of_two_sides_none_that_matter():
+def test_the_regression_is_that_of_a_slow_loop():
+    """The posterior of the weights by the inverse of its precision, instead of by that of the examples."""
     rng = np.random.default_rng(0)
-    dropped = [
-        (shrunken_difference(rng.normal(size=(4, 50)), rng.normal(size=(4, 50))) == 0).mean() for _ in range(20)
-    ]
-    assert 0.6 < np.mean(dropped) < 0.75  # |N(0, 1)| < 1: 68 %
-    shifted = shrunken_difference(rng.normal(size=(64, 50)) + 2, rng.normal(size=(64, 50)))
-    np.testing.assert_allclose(shifted, 2, atol=0.8)
+    places, side, prior = rng.normal(size=(6, 9)), np.repeat([1.0, -1.0], [4, 2]), rng.uniform(0.1, 1, 9)
+    variance, total = prior / prior.sum(), 0
+    for _ in range(ROUNDS):
+        covariance = np.linalg.inv(places.T @ places / NOISE + np.diag(1 / variance))
+        weight = covariance @ places.T @ side / NOISE
+        variance = np.array([weight[j] ** 2 + covariance[j, j] for j in range(9)])
+        total += weight / ROUNDS
+    np.testing.assert_allclose(relevant_axes(places, side, prior), total, rtol=1e-6)
 
 
-def test_of_many_examples_the_plane_is_that_of_scikit_learn():
-    rng = np.random.default_rng(1)
-    mixing = rng.normal(size=(6, 6))
-    has, lacks = rng.normal(size=(40, 6)) @ mixing + 1, rng.normal(size=(60, 6)) @ mixing
-    inside = np.concatenate([has - has.mean(0), lacks - lacks.mean(0)])
-    covariance = LedoitWolf(assume_centered=True).fit(inside).covariance_
-    expected = np.linalg.inv(covariance) @ (has.mean(0) - lacks.mean(0))
-    np.testing.assert_allclose(discriminant(has, lacks), expected, rtol=1e-8)
-    judge = LinearDiscriminantAnalysis().fit(np.concatenate([lacks, has]), np.repeat([0, 1], [60, 40]))
-    cosine = expected @ judge.coef_[0] / np.linalg.norm(expected) / np.linalg.norm(judge.coef_[0])
-    assert cosine > 0.8, "near Fisher's without shrinkage"
+def drawn(truth, rng, count=8):
+    """Gaussian codes (count, D) of each side of a wanted direction (D,): above and below its middle."""
+    u = rng.normal(size=(40 * count, len(truth)))
+    return u[u @ truth > 0.5][:count], u[u @ truth < -0.5][:count]
 
 
-def test_of_few_examples_it_is_the_difference():
-    has, lacks = np.ones((3, 4)), np.zeros((50, 4))
-    np.testing.assert_array_equal(discriminant(has, lacks), np.ones(4))
+@pytest.mark.parametrize("known", ["axes", "metric"])
+def test_where_axes_or_their_metric_are_known_eight_examples_find_the_direction(known):
+    """The wanted direction of 64 dims lies on two axes; told which axes there are, or which eight tell much."""
+    rng, found, plain = np.random.default_rng(1), [], []
+    for _ in range(20):
+        axes = np.linalg.qr(rng.normal(size=(64, 64)))[0]
+        truth = axes[:, :2] @ [0.8, 0.6]
+        told = np.where(np.arange(64) < 8, 1.0, 1.0 if known == "axes" else 1e-4)
+        has, lacks = drawn(truth, rng)
+        places = np.concatenate([has, lacks]) @ axes
+        found.append(cosine(axes @ relevant_axes(places, np.repeat([1.0, -1.0], 8), told), truth))
+        plain.append(cosine(has.mean(0) - lacks.mean(0), truth))
+    assert np.mean(plain) < 0.5 and np.mean(found) > np.mean(plain) + 0.25
+
+
+def test_the_basis_is_that_of_the_axes_else_of_the_metric_else_of_z(model):
+    rng, std = torch.Generator().manual_seed(0), torch.full((model.dims,), 2.0)
+    directions, readings = torch.randn(2, 3, model.dims, generator=rng)
+    shares = torch.ones(3, model.partition.subsets) / model.partition.subsets
+    axes = Axes(directions, readings, torch.ones(3), torch.tensor([0.5, 0.3, 0.2]), shares)
+    z = torch.randn(5, model.dims, generator=rng)
+    with_axes = replace(model)
+    with_axes.axes = axes
+    basis = basis_of(with_axes, std.numpy())
+    np.testing.assert_allclose((z / std).numpy() @ basis.readings, axes.places(z, torch.zeros(())), atol=1e-5)
+    np.testing.assert_allclose(basis.directions.T * std.numpy(), directions, rtol=1e-6)
+    metric = torch.diag(torch.arange(1.0, 1 + model.dims))
+    metric[0, 1] = metric[1, 0] = 0.5
+    basis = basis_of(replace(model, metric=metric), std.numpy())
+    np.testing.assert_allclose(basis.directions * basis.told @ basis.readings.T, metric, atol=1e-5)
+    np.testing.assert_array_equal(
+        basis_of(replace(model, metric=None), std.numpy()).directions, np.eye(model.dims)
+    )
 
 
 @pytest.fixture
 def codes(model):
-    """(40, D) codes whose first half has dims 1 and 2 raised by three deviations."""
-    rng = torch.Generator().manual_seed(0)
-    z = torch.randn(40, model.dims, generator=rng)
-    z[:20, 1:3] += 3
+    """(40, D) Gaussian codes: the 20 of 400 in which dims 1 and 2 together are highest, then the 20 lowest."""
+    z = torch.randn(400, model.dims, generator=torch.Generator().manual_seed(0))
+    z = z[z[:, 1:3].sum(1).argsort(descending=True)]
     mean, std = model.statistics()
-    return z * std + mean
+    return torch.cat([z[:20], z[-20:]]) * std + mean
 
 
-@pytest.mark.parametrize("count", [2, 20])
+@pytest.mark.parametrize("count", [8, 20])
 def test_it_moves_the_dims_in_which_the_examples_differ(model, codes, count):
     found = example_direction(model, "raised", codes[:count], codes[20 : 20 + count], dims=2)
     assert found.dims == (1, 2) and found.method == "examples"
@@ -80,10 +103,29 @@ def test_it_keeps_to_the_subsets_that_are_asked_for(model, codes):
 def test_examples_that_do_not_differ_are_told(model):
     mean, _ = model.statistics()
     same = mean.repeat(3, 1)
-    with pytest.raises(InputError, match="do not differ by more than any two images do"):
+    with pytest.raises(InputError, match="the examples do not differ"):
         example_direction(model, "none", same, same)
     with pytest.raises(InputError, match="no image was given with --like"):
         example_direction(model, "none", same[:0], same)
+
+
+def test_alone_they_are_compared_with_the_mean_of_the_data(model):
+    mean, std = model.statistics()
+    raised = torch.zeros(2, model.dims)
+    raised[:, 1:3] = 3
+    alone, empty = (example_direction(model, "raised", raised * std + mean, u) for u in (None, raised[:0]))
+    np.testing.assert_array_equal(alone.heading, empty.heading)
+    assert cosine(alone.heading, raised[0].numpy()) > 0.99 and "2 images like it, 0 unlike" in alone.summary()
+
+
+def test_pairs_give_the_mean_of_their_differences(model, codes):
+    std = model.statistics()[1]
+    found = pair_direction(model, "raised", codes[:20], codes[20:])
+    np.testing.assert_allclose(found.heading, ((codes[:20] - codes[20:]) / std).mean(0), rtol=1e-4, atol=1e-5)
+    assert found.method == "pairs" and "from 20 pairs" in found.summary()
+    assert pair_direction(model, "raised", codes[:20], codes[20:], dims=2).dims == (1, 2)
+    with pytest.raises(InputError, match="as many images with it as without; given 3 and 2"):
+        pair_direction(model, "raised", codes[:3], codes[:2])
 
 
 # ---- On toy faces, of which everything is known -----------------------------------------------------------------
@@ -94,11 +136,6 @@ OTHERS = {"background", "brightness", "hat", "position", "skin", "clothes"}
 def set_to(attribute, value, seed, size):
     """uint8 (4, size, size, 3): four faces with one attribute at this value."""
     return toyfaces.render(toyfaces.change(toyfaces.sample(4, seed), attribute, values=value), size)
-
-
-def cosine(a, b):
-    """(N,) of images (N, 3, H, W)."""
-    return torch.nn.functional.cosine_similarity(a.flatten(1), b.flatten(1))
 
 
 @pytest.mark.parametrize("attribute", ["background", "brightness"])
@@ -117,13 +154,13 @@ def test_a_direction_named_from_eight_examples_moves_that_attribute(
     assert main([*words, *examples, "--out", "out.png"]) == 0
     direction, model = load_direction(direction_path(solved_folder, "mine")), load(solved_folder)
     moved = manipulate(model, set_to(attribute, 0.3, 13, 16), direction, [-0.3, 0.3], sampling_steps=5).images
-    change = moved[1] - moved[0]
+    change = (moved[1] - moved[0]).flatten(1).numpy()
 
     def rendered(name):
         low, high = (0, 1) if name == "hat" else (0.05, 0.6)
         faces = toyfaces.change(toyfaces.sample(4, 13), attribute, values=0.3)
         ends = [toyfaces.render(toyfaces.change(faces, name, values=value), 16) for value in (low, high)]
-        return to_float(ends[1]) - to_float(ends[0])
+        return (to_float(ends[1]) - to_float(ends[0])).flatten(1).numpy()
 
-    assert (cosine(change, rendered(attribute)) > 0.8).all()
-    assert all(cosine(change, rendered(name)).mean().abs() < 0.4 for name in OTHERS - {attribute})
+    assert cosine(change, rendered(attribute)).mean() > 0.8
+    assert all(abs(cosine(change, rendered(name)).mean()) < 0.4 for name in OTHERS - {attribute})

@@ -18,8 +18,10 @@ from diti.data.prepared import Dataset
 from diti.diffusion.files import locate, may_keep
 from diti.diffusion.sampler import timesteps
 from diti.edit.directions import (
+    RIDGE,
     Direction,
     code_space_hash,
+    conditional_pattern,
     direction_path,
     find_or_learn_direction,
     learn_direction,
@@ -27,8 +29,17 @@ from diti.edit.directions import (
     pattern_of,
     save_direction,
     saved_direction,
+    standardise,
 )
-from diti.edit.manipulate import Wish, first_guided_step, manipulate, manipulate_files, manipulation_picture, push
+from diti.edit.manipulate import (
+    Wish,
+    first_guided_step,
+    manipulate,
+    manipulate_files,
+    manipulation_picture,
+    push,
+    scale_for,
+)
 from diti.interop.convert import model_from
 from diti.representation.features import encode_dataset
 
@@ -82,18 +93,22 @@ def a_direction(model, dims=MOVED) -> Direction:
         mean=rng.standard_normal(model.dims).astype(np.float32),
         std=rng.random(model.dims).astype(np.float32) + 0.5,
         along="weight",
+        conditional=rng.standard_normal(model.dims),
     )
 
 
-def test_an_edit_follows_the_weight_or_the_pattern(model):
+def test_an_edit_follows_the_weight_or_a_pattern(model):
     direction = a_direction(model)
     z = torch.zeros(1, model.dims)
-    for along, vector in (("weight", direction.weight), ("pattern", direction.pattern)):
+    for along in ("weight", "pattern", "conditional"):
+        vector = getattr(direction, along)
         step = push(z, direction.following(along), 0.5)[0].numpy()
         expected = 0.5 * np.sqrt(model.dims) * direction.std * vector / np.linalg.norm(vector)
         np.testing.assert_allclose(step, expected, rtol=1e-5)
-    with pytest.raises(InputError, match="allowed: pattern, weight"):
+    with pytest.raises(InputError, match="allowed: pattern, conditional, weight"):
         direction.following("sideways")
+    with pytest.raises(InputError, match="without labels of other attributes"):
+        dataclasses.replace(direction, conditional=None).following("conditional")
 
 
 def test_the_pattern_is_the_way_the_codes_move_and_the_weight_is_not():
@@ -105,6 +120,38 @@ def test_the_pattern_is_the_way_the_codes_move_and_the_weight_is_not():
     np.testing.assert_allclose(pattern_of(z, weight), [1, 0], atol=0.05)
     np.testing.assert_allclose(pattern_of(z, weight), np.cov(z.T) @ weight, rtol=1e-3, atol=1e-4)
     assert pattern_of(z, np.array([2.0, 0.0]))[1] == 0, "dims that were not chosen stay"
+
+
+def test_the_conditional_pattern_leaves_to_other_labels_what_is_theirs():
+    """Labels that go together each move a dim of their own; a missing one counts as the mean."""
+    rng = numpy_generator(4, "conditional")
+    shared, *own = rng.standard_normal((3, 100_000))
+    labels = np.stack([10 * (shared + o) for o in own], axis=1)  # correlated, of variance 200
+    noise = 0.5 * rng.standard_normal((100_000, 3))
+    z = np.stack([labels[:, 0] / 10, labels[:, 1] / 10, 0 * shared], axis=1) + noise
+    exact = np.sqrt(2) * np.eye(3)[:2]  # per standard deviation of a label
+    for column in (0, 1):
+        found = conditional_pattern(z, labels, column)
+        np.testing.assert_allclose(found, exact[column], atol=0.04)
+    plain = pattern_of(z, np.array([1.0, 0, 0]) + np.array([0, 1e-9, 1e-9]))
+    assert plain[1] > 0.4 * plain[0], "what goes with it comes along"
+    labels[::2, 1] = np.nan
+    assert np.isfinite(conditional_pattern(z, labels, 0)).all()
+
+
+def test_a_learned_direction_knows_its_conditional_pattern_and_keeps_it(model, labelled, tmp_path):
+    learned = learn_direction(model, labelled, "amount", dims=2)
+    train = labelled.rows("train")
+    codes = standardise(encode_dataset(model, labelled)[train], learned.mean, learned.std)
+    labels = labelled.labels(["mark", "amount"])[train].astype(np.float64)  # the others are the same everywhere
+    y = np.vstack([(labels - labels.mean(0)) / labels.std(0), np.sqrt(RIDGE * len(train)) * np.eye(2)])
+    slow = np.linalg.lstsq(y, np.vstack([codes, np.zeros((2, model.dims))]), rcond=None)[0][1]
+    np.testing.assert_allclose(learned.conditional, slow, rtol=1e-4, atol=1e-6)
+    path = save_direction(learned, tmp_path)
+    np.testing.assert_array_equal(load_direction(path).conditional, learned.conditional)
+    save_direction(dataclasses.replace(learned, conditional=None), tmp_path)
+    assert load_direction(path).conditional is None, "a file of an earlier version opens"
+    assert saved_direction(model, tmp_path, labelled, "amount", 2, "l1", 0) is None, "and is learned again"
 
 
 # ---- Algorithm 3 ------------------------------------------------------------------------------------------
@@ -121,6 +168,20 @@ def test_push_is_the_formula_and_moves_no_other_dims(model):
     others = [i for i in range(model.dims) if i not in MOVED]
     assert torch.equal(moved[:, others], z[:, others])
     assert (moved[:, list(MOVED)] != z[:, list(MOVED)]).all()
+
+
+def test_an_edit_moves_the_reading_by_the_deviations_asked_for():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(4000, 6)) @ rng.normal(size=(6, 6))
+    weight = np.array([0.3, 0, -1.2, 0, 0.7, 2.0])
+    mean, std = z.mean(0).astype(np.float32), z.std(0).astype(np.float32)
+    pattern = pattern_of(standardise(z, mean, std), weight)
+    direction = Direction(
+        "age", "ridge", (0, 2, 4, 5), weight, pattern, 0.5, "r", 1.0, 1.0, 0.0, "faces", "", 0, "", mean, std
+    )
+    moved = push(torch.from_numpy(z), direction, scale_for(direction, 1.5)).numpy()
+    change = direction.scores(moved) - direction.scores(z)
+    assert np.allclose(change, 1.5 * direction.scores(z).std(), rtol=0.01)
 
 
 def test_push_is_symmetric_and_raises_the_classifier_score(model):
@@ -380,10 +441,15 @@ def test_a_kept_direction_needs_no_data_and_examples_need_no_label(model, faces,
         Image.fromarray(face).save(file)
     wish = Wish(like=tuple(files[:2]), unlike=tuple(files[2:]), save_as="smiling")
     lines = manipulate_files(folder, files[0], wish, None, (0.3,), tmp_path / "a.png", sampling_steps=3)
-    assert "from 2 images like it, 2 unlike" in lines[0] and "kept the direction" in lines[1]
+    assert "no axes yet" in lines[0] and "from 2 images like it, 2 unlike" in lines[1]
+    assert "kept the direction" in lines[2]
     lines = manipulate_files(folder, files[0], Wish("smiling"), None, (0.3,), tmp_path / "b.png", sampling_steps=3)
     assert "taken from the model folder" in lines[1]
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    lines = manipulate_files(
+        folder, files[0], Wish(pairs=(files[0], files[2])), None, (0.3,), tmp_path / "c.png", sampling_steps=3
+    )
+    assert "from 1 pairs" in lines[0]
     with pytest.raises(InputError, match=r"keeps no direction of 'smilin' \(it keeps smiling\).*Did you mean"):
         manipulate_files(folder, files[0], Wish("smilin"), None, (0.3,), tmp_path / "b.png")
 
@@ -395,7 +461,9 @@ def test_a_kept_direction_needs_no_data_and_examples_need_no_label(model, faces,
         (Wish("hat", like=(Path("a.png"),)), "name what to change"),
         (Wish(unlike=(Path("a.png"),)), "name what to change"),
         (Wish("hat", unlike=(Path("a.png"),)), "--unlike goes with --like"),
-        (Wish(like=(Path("a.png"),), data="d"), "examples with --like need none"),
+        (Wish(like=(Path("a.png"),), pairs=(Path("a.png"), Path("b.png"))), "name what to change, in one way"),
+        (Wish(pairs=(Path("a.png"),) * 3), "--pairs names 3 images; give them two by two"),
+        (Wish(like=(Path("a.png"),), data="d"), "examples with --like or --pairs need none"),
         (Wish("hat", "d", save_as="x"), "--save-as is for examples"),
     ],
 )

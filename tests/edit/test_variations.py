@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny import without_decoder
 
 from diti.core.errors import InputError
 from diti.core.images import to_uint8
 from diti.edit.variations import draw, sample, save_new_images, save_samples, save_variations, vary
 from diti.representation.models.latent import encoder_file_hash, load_latent
-from diti.representation.models.model import EncodeOnly
 from diti.representation.networks.latent import LatentShape, new_latent
 from diti.verbs.parsing import parse
 
@@ -138,7 +138,7 @@ def test_sample_draws_from_the_latent_of_the_folder_or_from_given_codes(model, f
     assert torch.equal(given, draw(model, latent, 2, seed=7, sampling_steps=3))
     with pytest.raises(InputError, match="a diti model draws new codes with the latent in its folder"):
         sample(model, 2)
-    blind = EncodeOnly(model.encoder, model.partition, model.mean, model.std, "simclr")
+    blind = without_decoder(model)
     for drawing in (lambda: sample(blind), lambda: vary(blind, torch.zeros(3, 16, 16))):
         with pytest.raises(InputError, match="a simclr model has no decoder"):
             drawing()

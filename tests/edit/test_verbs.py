@@ -122,6 +122,11 @@ def test_an_axis_is_named_by_its_number_or_as_features_are_called(place, diti_he
         (["interpolate"], "Missing from diti interpolate: MODEL A B"),
         (["manipulate", "model", "a.png", "--like", "b.png", "--stop-guidance", "1.5"], "--stop-guidance is 1.5"),
         (["manipulate", "model", "a.png", "--like", "b.png", "--dims", "999"], "--dims is 999"),
+        (["manipulate", "model", "a.png", "--pairs", "b.png"], "--pairs names 1 images; give them two by two"),
+        (
+            ["manipulate", "model", "a.png", "--pairs", "a.png,b.png", "--selection", "weight"],
+            "leave --selection out",
+        ),
         (
             ["manipulate", "model", "a.png", "--like", "b.png", "--selection", "weight"],
             "--like makes a direction from the examples alone; leave --selection out",

@@ -68,7 +68,7 @@ def test_the_images_at_the_ends_are_those_of_a_slow_sort(explored, model, solved
 def test_the_page_is_quiet_in_a_browser_and_tells_each_axis(explored):
     record = json.loads((explored / "explore.json").read_text())
     with launch() as browser, open_page(browser, (explored / "index.html").as_uri()) as visit:
-        text = visit.page.inner_text("body")
+        shown, text = visit.page.inner_text("body"), visit.page.text_content("main")
         visit.assert_quiet()
         drawn, films = record["axes"] + record["dims"], min(FILMS, len(record["axes"]))
         assert visit.page.locator("img").count() == len(drawn) + films + 1
@@ -77,6 +77,7 @@ def test_the_page_is_quiet_in_a_browser_and_tells_each_axis(explored):
         slider.fill("0")
         assert film.evaluate("picture => picture.style.transform") != before, "the slider moves the film"
         visit.assert_quiet()
+    assert all(axis["name"] in shown for axis in record["axes"]), "nothing to open first"
     assert all(axis["name"] in text for axis in drawn)
     assert text.index("What one can see") < text.index("From fine to coarse") < text.index("Subset 0 (early)")
     assert "of the pixels change visibly" in text

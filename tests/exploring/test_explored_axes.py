@@ -66,6 +66,15 @@ def test_the_ends_of_an_axis_have_one_image_of_a_person(solved_faces):
     assert low.tolist() == [0, 1, 2] and high.tolist() == [299, 298, 297]
 
 
+def test_the_ends_of_an_axis_have_no_near_copies(solved_faces):
+    values, measured = np.arange(300.0), np.random.default_rng(0).normal(size=(300, 64))
+    measured[1:4] = measured[0] + 0.1  # frames of one film
+    measured[297] = measured[299]
+    low, high = extremes(values, solved_faces, 2, measured)
+    assert low.tolist() == [0, 4] and high.tolist() == [299, 298]
+    assert extremes(values, solved_faces, 3, measured)[1].tolist() == [299, 298, 296]
+
+
 def test_correlations_are_those_of_numpy(solved_faces):
     codes = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
     labels = solved_faces.labels()

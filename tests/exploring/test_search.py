@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tiny import without_decoder
 
 from diti.cli import main
 from diti.core.errors import InputError
@@ -16,7 +17,6 @@ from diti.exploring.search import nearest, oddest, searched_dims, searched_keys,
 from diti.representation.features import encode_dataset
 from diti.representation.models.axis_names import AxisName
 from diti.representation.models.loading import load
-from diti.representation.models.model import EncodeOnly
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_odd_images_are_those_that_z_explains_least(solved_once, with_odd_ones, 
 
 def test_models_without_a_frozen_one_find_odd_images_by_their_codes(solved_once, with_odd_ones, tmp_path, capsys):
     able = load(solved_once)
-    EncodeOnly(able.encoder, able.partition, able.mean, able.std, "simclr").save(tmp_path / "blind")
+    without_decoder(able).save(tmp_path / "blind")
     words = ["search", str(tmp_path / "blind"), "--data", str(with_odd_ones), "--odd", "6"]
     files, shown, _ = found_by(words, tmp_path / "odd.png", capsys)
     assert "the 6 oddest images of 66, by the farthest codes in 12 of 12 dims (all)" in shown

@@ -44,7 +44,9 @@ def tiny_model(kind: str) -> DiTi:
         for tensor in encoder.state_dict().values():
             tensor.add_(torch.rand(tensor.shape, generator=rng), alpha=0.05)
     mean, std = torch.randn(DIMS, generator=rng), torch.rand(DIMS, generator=rng) + 0.5
-    return DiTi(encoder, ShiftDecoder(backbone, DIMS), Partition.balanced(1000, 4, DIMS), mean, std)
+    return DiTi(
+        encoder, Partition.balanced(1000, 4, DIMS), mean, std, "diti", decoder=ShiftDecoder(backbone, DIMS)
+    )
 
 
 def z_of(file, images):

@@ -48,7 +48,7 @@ def tiny_model() -> DiTi:
     encoder, decoder = build_encoder(code, backbone, 0).eval(), ShiftDecoder(backbone, DIMS)
     perturb(decoder.path)
     partition = Partition.balanced(STEPS, SUBSETS, DIMS)
-    return DiTi(encoder, decoder, partition, torch.zeros(DIMS), torch.linspace(0.1, 1, DIMS))
+    return DiTi(encoder, partition, torch.zeros(DIMS), torch.linspace(0.1, 1, DIMS), "diti", decoder=decoder)
 
 
 def run(model, data, out, pairs=None, count=2, tau=0.1, seed=0, images=0):
@@ -119,13 +119,13 @@ def test_predicted_labels_are_marked(tmp_path, photos, capsys):
     assert "labels predicted by a network, not true ones: smile" in capsys.readouterr().out
 
 
-def test_the_verb_on_a_model_folder(tmp_path, diti):
+def test_the_verb_on_a_model_folder(tmp_path, diti_here):
     tiny_model().save(tmp_path / "model")
     words = ["--data", "toyfaces:60", "--count", 2, "--out", tmp_path / "found"]
-    result = diti("analyze", tmp_path / "model", *words)
+    result = diti_here("analyze", tmp_path / "model", *words)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "found" / "analysis.json").is_file() and "hat" in result.stdout
-    wrong = diti("analyze", tmp_path / "model", "--data", "toyfaces:60", "--tau", 2)
+    wrong = diti_here("analyze", tmp_path / "model", "--data", "toyfaces:60", "--tau", 2)
     assert wrong.returncode == 2 and "tau" in wrong.stderr and "Traceback" not in wrong.stderr
 
 

@@ -41,7 +41,7 @@ SCALE = 2.0  # the tiny model is not trained: it takes a strong push to move any
 FEW = CounterfactualOptions(
     images=4, pairs=3, classifier_images=1_600, scale=SCALE, random_groupings=1, sampling_steps=SAMPLING_STEPS
 )
-FIGURES = ["figure2a.png", "figure5.png", "figure7.png"]
+FIGURES = ["figure2a.png", "figure5.png", "figure7.png", "moves.png", "transfers.png"]
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_a_model_of_one_subset_borrows_a_split(place, tmp_path):
 def test_a_model_whose_dims_all_lie_in_one_third(place, tmp_path):
     partition = Partition.custom(1000, 4, DIMS, ends=[DIMS] * 4)
     record = study(place, tmp_path, partition).measure()
-    assert record["figures"] == ["figure2a.png", "figure7.png"] and "interpolation" not in record
+    assert record["figures"] == ["figure2a.png", "figure7.png", "moves.png"] and "interpolation" not in record
     assert record["left_out"] == ["interpolation: all dims of z belong to one third of the time-steps"]
     assert "left out: interpolation" in "\n".join(result_lines(record))
 

@@ -1,6 +1,8 @@
 """`diti probe` as a person runs it: a small model on toy faces, tables, JSON, figures, and bad input."""
 
 import json
+import shutil
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -9,12 +11,15 @@ import pytest
 from PIL import Image
 
 from diti.core.errors import InputError
+from diti.data import toyfaces
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
 from diti.measure.probing import ProbeOptions, ProbeStudy, probe, read_labels
+from diti.probes.few_shot import few_shot
 from diti.representation.features import encode_dataset
 
+NAMES = set(toyfaces.NAMES)
 FEW = {"baselines": False, "subsets": False}
 
 
@@ -24,11 +29,15 @@ def folder(model, tmp_path):
     return tmp_path / "model"
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    return prepare(find_source("toyfaces:400", ReadOptions(size=16)), tmp_path_factory.mktemp("faces"), 16).path
+
+
 @pytest.fixture
-def faces(tmp_path):
-    """400 toy faces at 16 px as a dataset folder."""
-    prepare(find_source("toyfaces:400", ReadOptions(size=16)), tmp_path / "faces", 16)
-    return tmp_path / "faces"
+def faces(prepared, tmp_path):
+    """400 toy faces at 16 px as a dataset folder of its own."""
+    return shutil.copytree(prepared, tmp_path / "faces")
 
 
 def with_columns(folder, **columns):
@@ -42,7 +51,9 @@ def with_columns(folder, **columns):
     pyarrow.parquet.write_table(table, path)
 
 
-def test_everything_at_once_on_the_command_line(folder, faces, tmp_path, diti_here):
+def test_everything_at_once_on_the_command_line(folder, faces, tmp_path, diti_here, monkeypatch):
+    monkeypatch.setattr("diti.measure.probing.few_shot", partial(few_shot, repeats=2))
+    with_columns(faces, **dict.fromkeys(NAMES - {"hat", "beard", "background", "brightness"}))
     out = tmp_path / "found" / "probe.json"
     words = ["--few-shot", "10,100", "--disentanglement", "--reconstruct", 4, "--against", folder]
     result = diti_here("probe", folder, "--data", faces, "--out", out, *words)

@@ -6,7 +6,7 @@ from tiny import tiny_model
 from diti.cli import main
 from diti.diffusion.files import ASSETS
 
-FACE = ASSETS / "face-a.png"
+FACE = ASSETS / "toy-a.png"
 
 
 @pytest.fixture(scope="module")

@@ -247,6 +247,43 @@ def test_cross_validated_penalty_is_that_of_a_loop_over_folds(binary):
 
 
 @pytest.mark.parametrize("binary", [True, False])
+def test_the_best_multiple_counts_so_that_shrinking_costs_nothing(binary):
+    """Penalties of 1,000 and 10,000 give one direction in two lengths. Oracle: scikit-learn's fits, multiplied."""
+    rng = numpy_generator(0, "multiples")
+    x = rng.normal(size=(90, 6))
+    y = x[:, :1] + rng.normal(size=(90, 1))
+    y = (y > 0).astype(float) if binary else y
+    folds, grid, multiples = np.arange(90)[:, None] % 3, np.array([1e4, 1e3]), 10.0 ** np.arange(6)
+    plain = choose.held_out_loss(tensor(x), y, binary, folds, grid, None)[:, 0]
+    best = choose.held_out_loss(tensor(x), y, binary, folds, grid, None, multiples)[:, 0]
+    assert best[0] == pytest.approx(best[1], rel=5e-3) and (best < 0.9 * plain).all()
+    by_hand = np.zeros(len(multiples))
+    for fold in range(3):
+        held = folds[:, 0] == fold
+        oracle = scikit_learn(x[~held], y[~held, 0], 1e3, binary)
+        f = np.outer(multiples, x[held] @ oracle.coef_.ravel()) + oracle.intercept_
+        truth = y[held, 0]
+        by_hand += (np.logaddexp(0, f) - truth * f if binary else (f - truth) ** 2).sum(1)
+    assert best[1] == pytest.approx(by_hand.min(), rel=1e-3)
+
+
+def test_penalties_of_attributes_are_the_more_alike_the_more_they_borrow():
+    """One attribute follows a dim, one is noise: alone they want weak and strong penalties."""
+    rng = numpy_generator(0, "borrowed")
+    x = rng.normal(size=(80, 5))
+    y = np.stack([x[:, 0] + 0.1 * rng.normal(size=80), rng.normal(size=80)], axis=1)
+    folds = np.arange(80)[:, None] % [4, 4]
+    loss = choose.held_out_loss(tensor(x), y, False, folds, GRID, None)
+    alone, some, all_of_it = (
+        choose.fit_best_scaled([tensor(x)], y, False, folds, GRID, borrowed=share)[1].l2.tolist()
+        for share in (0, 1, 1e6)
+    )
+    assert alone == GRID[loss.argmin(0)].tolist() and alone[0] < alone[1]
+    assert some == GRID[(loss + loss.mean(1, keepdims=True)).argmin(0)].tolist()
+    assert all_of_it == [GRID[loss.sum(1).argmin()]] * 2
+
+
+@pytest.mark.parametrize("binary", [True, False])
 def test_fewer_images_than_dims_are_fitted_in_their_span_to_the_same_model(binary):
     """Oracle: the same choice in all dims, without a span, also with missing labels."""
     rng = numpy_generator(0, "span")

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from diti.core.errors import InputError
 from diti.core.rng import numpy_generator
 from diti.probes.linear import Splits
-from diti.probes.matrix import carriers, cumulative, subset_matrix
+from diti.probes.matrix import SubsetProbe, carriers
 from diti.probes.scores import average_precision, pearson
 
 ENDS = (3, 6, 6, 10, 12)  # the third subset is empty
@@ -33,7 +33,7 @@ def planted(n=1200):
 
 @pytest.fixture(scope="module")
 def matrix():
-    return subset_matrix(*planted(), ENDS)
+    return SubsetProbe.of(*planted(), ENDS).matrix()
 
 
 def test_the_planted_subsets_carry_their_attributes(matrix):
@@ -57,7 +57,7 @@ def test_an_empty_subset_has_the_score_of_chance_and_takes_nothing_away(matrix):
 def test_scores_equal_separate_fits():
     """Oracle: scikit-learn on the subset's columns, numpy's normal equations for ridge."""
     features, labels, names, binary, splits = planted()
-    got = subset_matrix(features, labels, names, binary, splits, ENDS, "valid", l2=1e-2)
+    got = SubsetProbe.of(features, labels, names, binary, splits, ENDS, "valid", l2=1e-2).matrix()
     train = features[splits.train]
     x = (features - train.mean(0)) / train.std(0)
     for dims, row in ((np.arange(3, 6), got.alone[1]), (np.r_[0:6, 10:12], got.without[3])):
@@ -85,7 +85,7 @@ def test_an_attribute_that_no_subset_carries_has_no_carrier(matrix):
 
 
 def test_cumulative_scores_rise_where_the_attribute_sits(matrix):
-    result = cumulative(*planted(), ENDS)
+    result = SubsetProbe.of(*planted(), ENDS).cumulative()
     np.testing.assert_allclose(result.early[-1], matrix.full, atol=1e-3)
     np.testing.assert_allclose(result.late[-1], matrix.full, atol=1e-3)
     assert result.early[0, 0] > 0.95  # subset 0 comes first
@@ -102,25 +102,25 @@ def test_missing_labels_and_one_kind_only():
     features, labels, names, binary, splits = planted()
     labels[::4, 0] = np.nan
     labels[::3, 3] = np.nan
-    holes = subset_matrix(features, labels, names, binary, splits, ENDS)
+    holes = SubsetProbe.of(features, labels, names, binary, splits, ENDS).matrix()
     assert holes.alone[0, 0] > 0.95 and holes.full[3] > 0.96
-    only = subset_matrix(features, labels[:, 3:], names[3:], binary[3:], splits, ENDS)
+    only = SubsetProbe.of(features, labels[:, 3:], names[3:], binary[3:], splits, ENDS).matrix()
     np.testing.assert_allclose(only.without[:, 0], holes.without[:, 3])
 
 
 def test_rows_are_capped_and_the_record_says_so():
-    first, second = (subset_matrix(*planted(), ENDS, rows=200, seed=4) for _ in range(2))
+    first, second = (SubsetProbe.of(*planted(), ENDS, rows=200, seed=4).matrix() for _ in range(2))
     assert "200 of 600 training images" in first.protocol
     assert json.dumps(first.record(), allow_nan=False) == json.dumps(second.record(), allow_nan=False)
-    assert (subset_matrix(*planted(), ENDS, rows=200, seed=5).full != first.full).any()
+    assert (SubsetProbe.of(*planted(), ENDS, rows=200, seed=5).matrix().full != first.full).any()
 
 
 def test_bad_input_is_one_line():
     with pytest.raises(InputError, match=r"ends \[3, 6\] do not divide 12 dims"):
-        subset_matrix(*planted(), (3, 6))
+        SubsetProbe.of(*planted(), (3, 6)).matrix()
     with pytest.raises(InputError, match=r"do not divide"):
-        cumulative(*planted(), (6, 3, 12))
+        SubsetProbe.of(*planted(), (6, 3, 12))
     with pytest.raises(InputError, match=r"split 'train'"):
-        subset_matrix(*planted(), ENDS, "train")
+        SubsetProbe.of(*planted(), ENDS, "train").matrix()
     with pytest.raises(InputError, match=r"rows 1"):
-        subset_matrix(*planted(), ENDS, rows=1)
+        SubsetProbe.of(*planted(), ENDS, rows=1).matrix()

@@ -129,7 +129,7 @@ def test_the_headline_has_three_sentences_and_no_verdict_over_unequal_budgets(go
     assert "AP: DiTi is ahead" in reads and "leakage per change: within the interval" in edits
     assert without.startswith("PCA, which needs no method, reaches") and without.endswith(") read more.")
     assert "DiTi (" in without and "PDAE" not in without
-    assert headline(groups[1:], baselines)[-1].endswith("nobody reads clearly more.")
+    assert headline(groups[1:], baselines)[-1].endswith("none reads clearly more.")
     unequal = [groups[0], with_budget(groups[1], "PDAE", 400_000)]
     assert all("no verdict" in sentence for sentence in headline(unequal)[:2])
 

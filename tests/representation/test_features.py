@@ -8,12 +8,13 @@ import pyarrow.parquet
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from tiny import perturb, tiny_diffae
+from tiny import perturb, tiny_diffae, without_decoder
 
 from diti.config import EncoderConfig
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import torch_generator
+from diti.data.prepare import prepare
 from diti.data.prepared import Dataset
 from diti.data.sources import cache_folder, open_data
 from diti.diffusion.schedule import lambda_x0, w_x0
@@ -29,13 +30,12 @@ from diti.representation.features import (
 from diti.representation.finish import training_statistics
 from diti.representation.methods.base import fit_head
 from diti.representation.models.explained import TIMES
-from diti.representation.models.model import EncodeOnly
 from diti.representation.networks.encoder import build_encoder
 
 
-@pytest.fixture
-def faces() -> Dataset:
-    return open_data("toyfaces:600", 16)
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory) -> Dataset:
+    return prepare("toyfaces:600", tmp_path_factory.mktemp("faces"), 16)
 
 
 def kept_files():
@@ -154,9 +154,10 @@ def test_principal_components_of_very_many_features_come_from_some_images(faces,
     assert_allclose(near.std(0), exact.std(0), rtol=0.01)
 
 
-def test_principal_components_against_a_singular_value_decomposition(faces):
-    components = principal_scores(lambda rows: pixels_flat(faces, rows), faces, dims=5)
-    pixels = pixels_flat(faces, faces.rows()).astype(np.float64)
+@pytest.mark.parametrize("features", [768, 300], ids=["more than images", "fewer than images"])
+def test_principal_components_against_a_singular_value_decomposition(faces, features):
+    components = principal_scores(lambda rows: pixels_flat(faces, rows)[:, :features], faces, dims=5)
+    pixels = pixels_flat(faces, faces.rows())[:, :features].astype(np.float64)
     train = pixels[faces.rows("train")]
     std = train.std(0)
     _, _, axes = np.linalg.svd((train - train.mean(0)) / std, full_matrices=False)
@@ -231,7 +232,7 @@ def test_the_table_has_what_z_explains_apart_from_the_dims_of_z(model, few, tmp_
 
 
 def test_models_without_a_frozen_one_cannot_tell_what_z_explains(model, few):
-    blind = EncodeOnly(model.encoder, model.partition, model.mean, model.std, "simclr")
+    blind = without_decoder(model)
     assert explained_by_z(blind, few) is None and explained_by_z(tiny_diffae(), few) is None
 
 

@@ -138,7 +138,6 @@ def test_staged_even_keeps_the_papers_dims_per_stage(subsets: int) -> None:
 
 
 def test_staged_even_by_hand() -> None:
-    assert module.DEFAULT_KIND == "staged-even"
     # 10 steps: starts 0 1 .. 9, stages of .5, .5, 2, 2, 5 steps, so nothing starts in the second stage: its 25
     # go to the third. 512 dims: 10, 352, 100, 50 over 1, 2, 2, 5 subsets.
     assert widths_of(Partition.staged_even(10, 10, 512)) == [10, 176, 176, 50, 50, 10, 10, 10, 10, 10]

@@ -31,7 +31,7 @@ from diti.representation.methods import base
 from diti.representation.methods.method import Method
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import load_with_decoder
-from diti.representation.models.model import EncodeOnly
+from diti.representation.models.model import Model
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.registry import METHODS, find_method, known_methods, register, title_of
 from diti.representation.train import train_model
@@ -128,7 +128,7 @@ def test_it_learns_and_leaves_a_folder_like_any_other(config, tmp_path, capsys):
 
 def test_an_encode_only_model_encodes_wherever_z_is_all_that_is_needed(folder, tmp_path, capsys):
     model = diti.load(folder)
-    assert isinstance(model, EncodeOnly) and (model.method, model.size, model.dims) == ("colour", 32, 12)
+    assert type(model) is Model and (model.method, model.size, model.dims) == ("colour", 32, 12)
     z = model.encode(PIXELS)
     assert torch.equal(model.to("cpu").encode(PIXELS), z) and model.feature_names()[11] == "z011"
     assert np.allclose(diti.DiTiFeatures(folder, standardise=False).fit(PIXELS).transform(PIXELS), z, atol=1e-5)
@@ -179,7 +179,7 @@ def test_what_needs_a_decoder_says_so_in_one_line(folder, image_folder, tmp_path
     ):
         assert "a colour model has no decoder: it can encode and be probed" in complaint(capsys, *words), words[0]
     analyze = complaint(capsys, "analyze", folder, "--data", DATA, "--out", tmp_path / "out")
-    assert "a colour model has no frozen diffusion model to analyze" in analyze
+    assert "a colour model has no frozen diffusion model; this needs diti or pdae" in analyze
     assert not list(tmp_path.glob("out*")) and not (folder / "latent").exists()
 
 

@@ -27,7 +27,7 @@ PIECES = {
     "chosen": lambda: markup.chosen(FACE, HARM),
     "thumbnails": lambda: markup.thumbnails([FACE], [0], [HARM]),
     "figures": lambda: markup.figures([(HARM, FACE)]),
-    "choices": lambda: markup.choices([(HARM, 0)], 0),
+    "choices": lambda: markup.choices([(HARM, 0)], {0}),
     "strip": lambda: markup.strip(tiny_model().partition, HARM, HARM, single=False),
     "bars": lambda: markup.bars([(HARM, np.ones(4) / 4)], tiny_model().partition),
     "matrix": lambda: markup.matrix_table(

@@ -121,7 +121,9 @@ def test_interpolate(visit):
     page.wait_for_function("old => document.querySelector('#chosen-a img').src !== old", arg=first)
     before = after(visit)
     page.get_by_role("button", name="Coarse (late)").locator("visible=true").click()
-    assert page.locator(".strip:visible [aria-selected=true]").count() == 1
+    page.wait_for_function(
+        "[...document.querySelectorAll('.strip [aria-selected=true]')].filter(i => i.offsetParent).length === 1"
+    )
     wait_for_change(visit, before)
     before = after(visit)
     slider = page.locator("#scale input[type=range]")
@@ -240,6 +242,10 @@ def test_search(visit):
     assert page.locator(".found button").count() == 16
     distances = [float(words) for words in page.locator(".found button").all_inner_texts()]
     assert distances == sorted(distances) and distances[0] == 0, "nearest first, and that is the picture itself"
+    page.locator(".axes-box:visible button").first.click()
+    page.get_by_text("alone; below each its distance in standard deviations").wait_for()
+    page.get_by_role("button", name="Coarse (late)").locator("visible=true").click()
+    page.get_by_text("in 4 of 12 numbers").wait_for()
     nearest, chosen = (page.locator(".found img").nth(place).get_attribute("src") for place in (0, 3))
     assert nearest != chosen
     page.locator(".found button").nth(3).click()

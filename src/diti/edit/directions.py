@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from diti.core.device import AUTO, Device
 from diti.core.errors import InputError
 from diti.core.runs import atomic_path
 from diti.data.prepared import Dataset
@@ -29,9 +30,10 @@ from diti.representation.features import encode_dataset, encoder_hash
 from diti.representation.models.loading import as_model
 from diti.representation.models.model import Model
 
-ARRAYS = ("weight", "pattern", "mean", "std")
+ARRAYS = ("weight", "pattern", "mean", "std", "conditional")
 FORMAT = "2"
-ALONG = ("pattern", "weight")  # what an edit follows; the paper follows the weight
+ALONG = ("pattern", "conditional", "weight")  # what an edit follows; the paper follows the weight
+RIDGE = 0.01  # of the regression on labels, for those that say the same; labels have variance 1
 MOST_DIMS = 32  # d' unless given: of the authors' 512; for short codes a quarter
 CONTINUOUS = "ridge"  # the method for continuous attributes: largest weights of a ridge regression
 
@@ -56,16 +58,23 @@ class Direction:
     encoder: str  # digest of the encoder whose codes these are
     mean: np.ndarray  # float32 (D,) codes are standardised as (z - mean) / std
     std: np.ndarray  # float32 (D,) σ of algorithm 3
-    along: str = "pattern"  # what an edit follows: pattern or weight
+    along: str = "pattern"  # what an edit follows: pattern, conditional or weight
+    conditional: np.ndarray | None = None  # float64 (D,) see `conditional_pattern`; None: learned without labels
 
     @property
     def heading(self) -> np.ndarray:
         """float64 (D,) what an edit follows, for standardised codes."""
-        return self.pattern if self.along == "pattern" else self.weight
+        found: np.ndarray = getattr(self, self.along)
+        return found
 
     def following(self, along: str) -> Direction:
-        """The same direction, followed along its pattern or its weight."""
+        """The same direction, followed in another way."""
         check_along(along)
+        if getattr(self, along) is None:
+            raise InputError(
+                f"the direction of {self.attribute!r} was learned without labels of other attributes; "
+                "follow its pattern (--along pattern), or learn it from data with attributes"
+            )
         return replace(self, along=along)
 
     def scores(self, z: np.ndarray) -> np.ndarray:
@@ -96,7 +105,7 @@ def standardise(z: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
 
 
 def check_along(along: str) -> None:
-    """InputError for anything but pattern and weight."""
+    """InputError for another word."""
     if along not in ALONG:
         raise InputError(f"along is {along!r}; allowed: {', '.join(ALONG)}")
 
@@ -122,6 +131,18 @@ def pattern_of(z: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return np.where(weight != 0, covariance, 0.0)
 
 
+def conditional_pattern(z: np.ndarray, labels: np.ndarray, column: int) -> np.ndarray:
+    """float64 (D,) how codes (N, D) move with one of the labels (N, A) while the others stay.
+
+    A row of the regression of z on all labels together, in standard deviations. What goes with the attribute in
+    the data, as make-up goes with sex, is left to its own label. A missing label (NaN) counts as the mean.
+    """
+    y = labels.astype(np.float64) - np.nanmean(labels, axis=0, dtype=np.float64)
+    y = np.nan_to_num(y / np.maximum(np.nanstd(y, axis=0), 1e-12))
+    moved = np.linalg.solve(y.T @ y / len(y) + RIDGE * np.eye(y.shape[1]), y.T @ z.astype(np.float64) / len(y))
+    return np.asarray(moved[column])
+
+
 def code_space_hash(model: Model) -> str:
     """sha256 over the encoder and the statistics of z: a direction fits this model and no other."""
     zero, one = torch.zeros(model.dims), torch.ones(model.dims)  # for unknown ones, as in earlier versions
@@ -138,6 +159,7 @@ def learn_direction(
     selection: str = DEFAULT_SELECTION,
     seed: int = 0,
     codes: np.ndarray | None = None,
+    device: Device = AUTO,
 ) -> Direction:
     """Fit on the training rows, score on the validation rows. `codes` (N, D): of all images, if already computed.
 
@@ -146,7 +168,7 @@ def learn_direction(
         smile = diti.learn_direction(model, data, "Smiling")
         edited = model.manipulate(images, smile, scale=0.3)
     """
-    model = as_model(model)
+    model = as_model(model, device)
     dataset = as_dataset(dataset, model.size)
     train, valid, y = _checked_rows(model, dataset, attribute, dims, selection)
     codes = encode_dataset(model, dataset) if codes is None else codes
@@ -178,6 +200,7 @@ def learn_direction(
         encoder=code_space_hash(model),
         mean=mean,
         std=std,
+        conditional=conditional_pattern(z_train, dataset.labels()[train], dataset.attributes.index(attribute)),
     )
 
 
@@ -226,7 +249,8 @@ def save_direction(direction: Direction, folder: Path) -> Path:
     """Write it into a model folder, whole or not at all; replaces the attribute's earlier one."""
     path = direction_path(folder, direction.attribute)
     facts = {name: value for name, value in asdict(direction).items() if name not in ARRAYS}
-    arrays = {name: torch.from_numpy(np.array(getattr(direction, name))) for name in ARRAYS}
+    known = {name: getattr(direction, name) for name in ARRAYS}
+    arrays = {name: torch.from_numpy(np.array(array)) for name, array in known.items() if array is not None}
     with atomic_path(path) as temporary:
         save_file(arrays, temporary, metadata={"format": FORMAT, "direction": json.dumps(facts)})
     return path
@@ -243,7 +267,9 @@ def load_direction(path: Path) -> Direction:
         facts: dict[str, Any] = json.loads(metadata["direction"])
     except (SafetensorError, KeyError, OSError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is not a saved direction ({error}); delete it and learn it again") from None
-    known = {field.name for field in fields(Direction)}
+    known = {field.name for field in fields(Direction)} - (
+        {"conditional"} - arrays.keys()
+    )  # not in earlier versions
     if not isinstance(facts, dict) or not isinstance(facts.get("dims"), list):
         raise InputError(f"{path} is not a saved direction; delete it and learn it again")
     if metadata.get("format") != FORMAT or {*facts, *arrays} != known:
@@ -270,7 +296,7 @@ def saved_direction(
         return None
     wanted = (dataset.hash, dims, method_for(dataset, attribute, selection), seed, code_space_hash(model))
     same = (found.data_hash, len(found.dims), found.method, found.seed, found.encoder) == wanted
-    return found if same else None
+    return found if same and found.conditional is not None else None  # else from an earlier version
 
 
 def find_or_learn_direction(

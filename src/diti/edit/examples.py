@@ -1,12 +1,16 @@
-"""A direction from a few example images instead of labels: those that are like it, and those that are not.
+"""A direction from a few example images instead of labels: some that are like it and some that are not, or pairs.
 
-Notation: P images that have it, Q that do not, D dims of z, d' of which the direction moves.
+Few examples share much by chance, and in z all of it weighs the same. What a person means changes few places of
+the picture, and so does an axis of the model (`models/axes.py`): a regression that finds out which of these matter
+takes less along than the difference of the means does. Pairs show the same thing with and without it, and need no
+such help. Notation: P images that have it, Q that do not, n = P + Q, D dims of z, K axes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +19,22 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.edit.directions import Direction, checked_dims, code_space_hash, standardise
 from diti.edit.select import largest
+from diti.representation.found_axes import axes_of
 from diti.representation.models.inputs import read_images
 from diti.representation.models.model import Model
 
-METHOD = "examples"
-DISCRIMINANT_FROM = 8  # examples of each side: with fewer the spread inside a side cannot be estimated
+METHOD, PAIRS = "examples", "pairs"
+NOISE = 1.0  # variance of the side of an example, 1 or -1, that no axis tells
+POWER = 0.5  # of what an axis tells of the features: how much likelier a telling one is to matter
+ROUNDS = 20  # of the regression
+
+
+class Basis(NamedTuple):
+    """K directions of standardised codes u."""
+
+    directions: np.ndarray  # (D, K) u + s · direction moves s deviations along one
+    readings: np.ndarray  # (D, K) places u @ readings are white
+    told: np.ndarray  # (K,) what each tells of the features
 
 
 def example_direction(
@@ -34,78 +49,125 @@ def example_direction(
 ) -> Direction:
     """From codes like (P, D) and unlike (Q, D); without the latter, against the mean of the data.
 
-    subset: from these subsets alone. codes (N, D): of any images, where the statistics of z are not known.
+    dims: move so many dims of z at most; all by default. subset: move these subsets alone. codes (N, D): of any
+    images, where the statistics of z are not known.
     """
-    mean, std = (s.numpy() for s in model.statistics(codes))
-    has = standardise(like.numpy(), mean, std).astype(np.float64)
-    lacks = (
-        np.zeros((0, model.dims)) if unlike is None else standardise(unlike.numpy(), mean, std).astype(np.float64)
-    )
-    if len(has) == 0:
+    if len(like) == 0:
         raise InputError("no image was given with --like; name one or more")
+    mean, std = (s.numpy() for s in model.statistics(codes))
+    sides = (like, torch.zeros(0, model.dims) if unlike is None else unlike)
+    has, lacks = (standardise(z.numpy(), mean, std).astype(np.float64) for z in sides)
+    basis = basis_of(model, std)
+    places = np.concatenate([has, lacks]) @ basis.readings
+    weight = relevant_axes(places, np.repeat([1.0, -1.0], [len(has), len(lacks)]), basis.told**POWER)
+    return _direction(
+        model, name, METHOD, has, lacks, (basis.readings @ weight, basis.directions @ weight), dims, subset,
+        mean, std, f"{len(has)} images like it, {len(lacks)} unlike",
+    )  # fmt: skip
+
+
+def pair_direction(
+    model: Model,
+    name: str,
+    having: Tensor,
+    lacking: Tensor,
+    *,
+    dims: int | None = None,
+    subset: str = "all",
+    codes: Tensor | None = None,
+) -> Direction:
+    """From codes (P, D) of the same things with and without it, in this order: the mean of their differences."""
+    if len(having) == 0 or len(having) != len(lacking):
+        raise InputError(f"pairs need as many images with it as without; given {len(having)} and {len(lacking)}")
+    mean, std = (s.numpy() for s in model.statistics(codes))
+    has, lacks = (standardise(z.numpy(), mean, std).astype(np.float64) for z in (having, lacking))
+    difference = (has - lacks).mean(0)
+    return _direction(
+        model, name, PAIRS, has, lacks, (difference, difference), dims, subset, mean, std, f"{len(has)} pairs"
+    )
+
+
+def basis_of(model: Model, std: np.ndarray) -> Basis:
+    """The model's axes; where it has none yet, the eigenvectors of its metric, or the dims of z."""
+    try:
+        axes = axes_of(model)
+    except InputError:
+        told, vectors = np.ones(model.dims), np.eye(model.dims)
+        if model.metric is not None:
+            told, vectors = np.linalg.eigh(model.metric.double().numpy())
+        return Basis(vectors, vectors, told.clip(min=0))
+    directions, readings = (a.double().numpy().T for a in (axes.directions, axes.readings))
+    return Basis(directions / std[:, None], readings * std[:, None], axes.told.double().numpy())
+
+
+def relevant_axes(places: np.ndarray, side: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """(K,) weights w of side ≈ places w, with places (n, K) and side (n,), most of them near 0.
+
+    Automatic relevance determination (MacKay 1994, Tipping 2001): w_j ~ N(0, a_j), and in each round the posterior
+    of w, with mean A Pᵀ (P A Pᵀ + NOISE)⁻¹ side, gives new a_j = E w_j². These begin as the prior (K,), scaled to
+    sum 1. The first round is a ridge regression, right where many axes matter a little; the last keeps to few. w
+    is the mean over all rounds. No intercept: codes are centred, so that images like it alone are compared with
+    the mean of the data.
+    """
+    variance, total = prior / prior.sum(), np.zeros(places.shape[1])
+    for _ in range(ROUNDS):
+        scaled = places * variance  # (n, K)
+        gain = np.linalg.solve(places @ scaled.T + NOISE * np.eye(len(places)), scaled)
+        weight = gain.T @ side
+        variance = weight**2 + variance - (scaled * gain).sum(0)
+        total += weight
+    return total / ROUNDS
+
+
+def _direction(
+    model: Model, name: str, method: str, has: np.ndarray, lacks: np.ndarray, found: tuple[np.ndarray, np.ndarray],
+    dims: int | None, subset: str, mean: np.ndarray, std: np.ndarray, data: str,
+) -> Direction:  # fmt: skip
+    """What was found, weight and heading (D,) of standardised codes, kept to the dims that may move."""
     allowed = model.partition.subset_mask(subset).numpy()
-    heading = shrunken_difference(has, lacks)
-    weight = discriminant(has, lacks)
-    strength = np.abs(weight * (heading != 0)) * allowed
+    strength = np.abs(found[1]) * allowed
     if not strength.any():
         raise InputError(
-            "the examples do not differ by more than any two images do; give more of them, or others "
-            "(or a larger part of the code than --subset allows)"
+            "the examples do not differ; give more of them, or others (or a larger part of the code than --subset "
+            "allows)"
         )
-    kept = largest(strength, min(checked_dims(model, dims), int((strength > 0).sum())))
+    most = model.dims if dims is None else checked_dims(model, dims)
+    kept = largest(strength, min(most, int((strength > 0).sum())))
     moved = np.zeros(model.dims, dtype=bool)
     moved[kept] = True
-    weight, heading = np.where(moved, weight, 0.0), np.where(moved, heading, 0.0)
+    weight, heading = (np.where(moved, part, 0.0) for part in found)
     middle = (has.mean(0) + (lacks.mean(0) if len(lacks) else 0.0)) / 2
     bias = -float(weight @ middle)
     right = float(np.mean([*(has @ weight + bias > 0), *(lacks @ weight + bias <= 0)]))
     return Direction(
-        attribute=name, method=METHOD, dims=tuple(int(i) for i in kept), weight=weight, pattern=heading, bias=bias,
+        attribute=name, method=method, dims=tuple(int(i) for i in kept), weight=weight, pattern=heading, bias=bias,
         metric="share of the examples on their side", score=right, score_all_dims=right, chance=0.5,
-        data=f"{len(has)} images like it, {len(lacks)} unlike", data_hash="", seed=0,
-        encoder=code_space_hash(model), mean=mean, std=std,
+        data=data, data_hash="", seed=0, encoder=code_space_hash(model), mean=mean, std=std,
     )  # fmt: skip
-
-
-def shrunken_difference(has: np.ndarray, lacks: np.ndarray) -> np.ndarray:
-    """(D,) difference of the means of standardised codes (P, D), (Q, D), shrunk by what chance gives.
-
-    Δ max(0, 1 - v / Δ²) with v = 1/P + 1/Q, the variance of Δ for images drawn at random: the positive-part
-    James-Stein estimate of each dim. No `lacks`: the mean of the data, 0, which is known.
-    """
-    difference = has.mean(0) - (lacks.mean(0) if len(lacks) else 0.0)
-    variance = 1 / len(has) + (1 / len(lacks) if len(lacks) else 0.0)
-    with np.errstate(divide="ignore"):
-        return difference * np.maximum(0.0, 1 - variance / difference**2)
-
-
-def discriminant(has: np.ndarray, lacks: np.ndarray) -> np.ndarray:
-    """(D,) normal of a plane between codes (P, D) and (Q, D): Fisher's, with Ledoit and Wolf's covariance.
-
-    With few examples the spread inside a side is taken to be that of the data, 1 in each dim: the difference.
-    """
-    difference = has.mean(0) - (lacks.mean(0) if len(lacks) else 0.0)
-    if min(len(has), len(lacks)) < DISCRIMINANT_FROM:
-        return difference
-    from sklearn.covariance import ledoit_wolf
-
-    inside = np.concatenate([has - has.mean(0), lacks - lacks.mean(0)])
-    covariance, _ = ledoit_wolf(inside, assume_centered=True)
-    return np.linalg.solve(covariance, difference)
 
 
 def codes_of(model: Model, pixels: list[np.ndarray]) -> Tensor:
     """(P, D) of images uint8 (H, W, 3)."""
-    return model.encode(np.stack(pixels)) if pixels else torch.zeros(0, model.dims)
+    return model.encode(np.stack(pixels)).cpu() if pixels else torch.zeros(0, model.dims)
 
 
 def example_direction_files(
     model: Model, name: str, like: Sequence[Path], unlike: Sequence[Path], dims: int | None, subset: str
 ) -> tuple[Direction, list[str]]:
     """The direction of image files, and lines to print."""
-    files = [*like, *unlike]
+    pixels, lines = read_images([*like, *unlike], model.size)
+    codes = codes_of(model, pixels)
+    direction = example_direction(model, name, codes[: len(like)], codes[len(like) :], dims=dims, subset=subset)
+    if model.axes is None:
+        lines.append("the model has no axes yet, with which few examples go further: diti explore finds them")
+    return direction, [*lines, direction.summary()]
+
+
+def pair_direction_files(
+    model: Model, name: str, files: Sequence[Path], dims: int | None, subset: str
+) -> tuple[Direction, list[str]]:
+    """The same for files that come two by two: with it, without it."""
     pixels, lines = read_images(files, model.size)
     codes = codes_of(model, pixels)
-    has, lacks = codes[: len(like)], codes[len(like) :]
-    direction = example_direction(model, name, has, lacks if len(lacks) else None, dims=dims, subset=subset)
+    direction = pair_direction(model, name, codes[::2], codes[1::2], dims=dims, subset=subset)
     return direction, [*lines, direction.summary()]

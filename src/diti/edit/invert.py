@@ -14,7 +14,7 @@ from diti.representation.models.decoding import DecodingModel
 
 @dataclass(frozen=True, eq=False)
 class Inverted:
-    """Images as a model knows them. Notation: N images, D dims of z."""
+    """Images as a model knows them, on the CPU wherever the model is. Notation: N images, D dims of z."""
 
     model: DecodingModel
     z: Tensor  # (N, D)
@@ -37,7 +37,7 @@ class Inverted:
         on_step: OnStep | None = None,
     ) -> Self:
         """Of images (N, 3, H, W), all in one batch. noise: drawn, to be used in place of the images' own."""
-        z = model.encode(pixels, value_range=MODEL_RANGE)
+        z = model.encode(pixels, value_range=MODEL_RANGE).cpu()
         x_T = noise
         if x_T is None:
             x_T = model.infer_noise(
@@ -45,7 +45,7 @@ class Inverted:
                 masked=masked, stop_below=stop_below, on_step=on_step, value_range=MODEL_RANGE,
             )  # fmt: skip
         clamp = noise is not None  # inferred noise comes back exactly only without
-        return cls(model, z, x_T, sampling_steps, masked, stop_below, clamp)
+        return cls(model, z, x_T.cpu(), sampling_steps, masked, stop_below, clamp)
 
     def decode(self, z: Tensor, x_T: Tensor, on_step: OnStep | None = None) -> Tensor:
         """Images (M, 3, H, W) of codes (M, D) and noise (M, ...); from inferred noise they may leave [-1, 1]."""
@@ -57,7 +57,7 @@ class Inverted:
             masked=self.masked,
             stop_below=self.stop_below,
             on_step=on_step,
-        )
+        ).cpu()
 
     def shown(self, z: Tensor, x_T: Tensor, on_step: OnStep | None = None) -> Tensor:
         """The same as a picture shows them, in [-1, 1]."""

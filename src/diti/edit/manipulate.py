@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from diti.edit.directions import (
     load_direction,
     save_direction,
 )
-from diti.edit.examples import example_direction_files
+from diti.edit.examples import example_direction_files, pair_direction_files
 from diti.edit.interpolate import check_scales
 from diti.edit.invert import Inverted
 from diti.edit.select import DEFAULT_SELECTION
@@ -69,6 +70,16 @@ def push(z: Tensor, direction: Direction, scale: float) -> Tensor:
         raise InputError(f"the direction of {direction.attribute!r} is zero in every dim; it cannot be followed")
     step = scale * len(heading) ** 0.5 * torch.from_numpy(direction.std) * heading / length  # (D,)
     return z + step.to(z)
+
+
+def scale_for(direction: Direction, deviations: float) -> float:
+    """The scale s of `push` that moves the reading z w by so many standard deviations, along a heading h.
+
+    A step δ = s √D h / ‖h‖ moves it by wᵀδ, and its variance is wᵀΣw, Σw the pattern.
+    """
+    weight, heading = direction.weight, direction.heading
+    moved = float(weight @ heading) / float(np.linalg.norm(heading))  # by a step of length 1
+    return deviations * float(weight @ direction.pattern) ** 0.5 / (len(weight) ** 0.5 * moved)
 
 
 def manipulate(
@@ -147,18 +158,31 @@ class Wish:
     data: str | None = None
     like: tuple[Path, ...] = ()
     unlike: tuple[Path, ...] = ()
+    pairs: tuple[Path, ...] = ()  # with it, without it, with it, without it, ...
     subset: str = "all"  # of examples: the part of the code that the direction may move
     save_as: str | None = None  # of examples: a name under which the model folder keeps the direction
 
+    @property
+    def examples(self) -> tuple[Path, ...]:
+        """All example images."""
+        return (*self.like, *self.unlike, *self.pairs)
+
     def check(self) -> None:
         """InputError where it is not clear what is wanted."""
-        if (self.attribute is None) == (not self.like):
-            raise InputError("name what to change: --attribute NAME, --axis AXIS, or example images with --like")
+        if [self.attribute is not None, bool(self.like), bool(self.pairs)].count(True) != 1:
+            raise InputError(
+                "name what to change, in one way: --attribute NAME, --axis AXIS, or example images with --like or "
+                "--pairs"
+            )
         if self.unlike and not self.like:
             raise InputError("--unlike goes with --like; name images that have what you want with --like")
-        if self.like and self.data:
-            raise InputError("--data is for --attribute; examples with --like need none")
-        if self.save_as is not None and not self.like:
+        if len(self.pairs) % 2:
+            raise InputError(
+                f"--pairs names {len(self.pairs)} images; give them two by two: with.png,without.png,..."
+            )
+        if self.examples and self.data:
+            raise InputError("--data is for --attribute; examples with --like or --pairs need none")
+        if self.save_as is not None and not self.examples:
             raise InputError("--save-as is for examples; a direction of --attribute is kept under its own name")
 
 
@@ -181,9 +205,9 @@ def manipulate_files(
     """`diti manipulate`: an image file → a captioned row; the model folder keeps the direction; what to print."""
     wish.check()
     picture_kind(out)
-    require_writable({"--out": [out]}, [image, wish.data, *wish.like, *wish.unlike], overwrite=overwrite)
+    require_writable({"--out": [out]}, [image, wish.data, *wish.examples], overwrite=overwrite)
     folder, loaded, scales = locate(model), load_with_decoder(model), check_scales(scales)
-    dims = checked_dims(loaded, dims)
+    checked_dims(loaded, dims)
     loaded.validate_sampling_steps(sampling_steps)
     _stop_below(loaded, stop_guidance, sampling_steps)
     (pixels,), resized = read_images([image], loaded.size)
@@ -206,12 +230,15 @@ def manipulate_files(
 
 
 def direction_and_lines(
-    model: DecodingModel, folder: Path, wish: Wish, dims: int, selection: str, seed: int
+    model: DecodingModel, folder: Path, wish: Wish, dims: int | None, selection: str, seed: int
 ) -> tuple[Direction, list[str]]:
     """The wanted direction, and what to print about it."""
-    if wish.like:
+    if wish.examples:
         name = wish.save_as or "like the examples"
-        direction, lines = example_direction_files(model, name, wish.like, wish.unlike, dims, wish.subset)
+        if wish.pairs:
+            direction, lines = pair_direction_files(model, name, wish.pairs, dims, wish.subset)
+        else:
+            direction, lines = example_direction_files(model, name, wish.like, wish.unlike, dims, wish.subset)
         if wish.save_as is not None:
             if not may_keep(folder):
                 raise InputError(f"--save-as: {folder} is read-only or ships with diti; use a copy of it")
@@ -223,7 +250,9 @@ def direction_and_lines(
     dataset = open_data(wish.data, model.size)
     model.require_size(dataset.size)
     dataset.labels([attribute])  # a misspelt name is reported first
-    direction, new = find_or_learn_direction(model, folder, dataset, attribute, dims, selection, seed)
+    direction, new = find_or_learn_direction(
+        model, folder, dataset, attribute, checked_dims(model, dims), selection, seed
+    )
     lines = [direction.summary()]
     if not new:
         return direction, [*lines, "direction learned earlier, taken from the model folder"]

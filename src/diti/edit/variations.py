@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from diti.core.device import AUTO, Device
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, ValueRange, grid, picture_kind, save_picture, to_float, to_uint8
 from diti.core.outputs import require_writable
@@ -45,19 +46,21 @@ def sample(
     sampling_steps: int = SAMPLING_STEPS,
     *,
     codes: Codes | None = None,
+    device: Device = AUTO,
 ) -> Tensor:
     """(count, 3, H, W) new images of a model, or of the model in a folder: `diti sample` from Python.
 
     Codes come from what `diti train-latent` learned and kept in the folder, or from the prior of a model that has
     one. codes: draw them from this instead, whose `sample(count, seed)` gives (count, D).
+    device: where to compute, such as "cuda:1"; the images come back on the CPU.
 
         faces = diti.sample("runs/model", 8)
     """
     if isinstance(model, Model):
-        able = model.with_decoder()
+        able = as_model(model, device).with_decoder()
         codes = own_codes(able) if codes is None else codes
     else:
-        able = load_with_decoder(model)
+        able = load_with_decoder(model, device)
         codes = new_codes(able, locate(model)) if codes is None else codes
     return draw(able, codes, count, seed, sampling_steps)
 
@@ -83,7 +86,8 @@ def draw(
         raise InputError(f"the latent draws codes of {codes.dims} dims, the model has {model.dims}; use its own")
     require_count(count)
     model.validate_sampling_steps(sampling_steps)
-    return model.decode(codes.sample(count, seed), model.new_noise(count, seed), sampling_steps, on_step=on_step)
+    z, noise = codes.sample(count, seed), model.new_noise(count, seed)
+    return model.decode(z, noise, sampling_steps, on_step=on_step).cpu()
 
 
 def vary(
@@ -95,14 +99,15 @@ def vary(
     *,
     on_step: OnStep | None = None,
     value_range: ValueRange | None = None,
+    device: Device = AUTO,
 ) -> Tensor:
     """(count, 3, H, W) images with the z of one image, each from its own new noise.
 
-    value_range: of a float image, as in `Model.encode`.
+    value_range: of a float image, as in `Model.encode`. device: as in `sample`.
 
-    faces = diti.vary("toyfaces32-diti", "a.png", 8)
+    faces = diti.vary("faces64-diti", "a.png", 8)
     """
-    model = as_model(model).with_decoder()
+    model = as_model(model, device).with_decoder()
     pixels = as_batch(image, model.size, value_range)
     if len(pixels) != 1:
         raise InputError(f"{len(pixels)} images were given; vary one at a time")
@@ -110,7 +115,7 @@ def vary(
     require_count(count)
     model.validate_sampling_steps(sampling_steps)
     z = model.encode(pixels, value_range=MODEL_RANGE).expand(count, -1)
-    return model.decode(z, model.new_noise(count, seed), sampling_steps, on_step=on_step)
+    return model.decode(z, model.new_noise(count, seed), sampling_steps, on_step=on_step).cpu()
 
 
 def require_noise(model: DecodingModel) -> None:
@@ -167,7 +172,7 @@ def new_codes(model: DecodingModel, folder: Path) -> Codes:
     """The latent of the model folder, or the prior of a model that has one and no latent."""
     if isinstance(model, DirectModel) and not (folder / LATENT).is_dir():
         return model.prior
-    return load_latent(folder)
+    return load_latent(folder).to(model.device)
 
 
 def save_variations(

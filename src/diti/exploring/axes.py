@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.device import AUTO, Device
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE
 from diti.core.progress import progress_bar
@@ -29,6 +30,7 @@ from diti.representation.partition import Partition
 
 IMAGES = 128  # validation images, each at one time-step and noise
 NAMED_LABELS, LEAST_R = 3, 0.15  # attributes shown beside an axis, and the least correlation of these
+COPIES = 0.2  # of the mean squared distance: nearer images are frames of one film or cuts of one place
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,12 @@ class Axis:
 
 
 def find_axes(
-    model: Model | str | Path, dataset: Dataset | str | Path, per_subset: int = 1, *, images: int = IMAGES
+    model: Model | str | Path,
+    dataset: Dataset | str | Path,
+    per_subset: int = 1,
+    *,
+    images: int = IMAGES,
+    device: Device = AUTO,
 ) -> list[Axis]:
     """The axes of each subset that remove most of the loss, from fine to coarse: `diti explore` without its page.
 
@@ -52,7 +59,7 @@ def find_axes(
         for axis in diti.find_axes(model, data):
             print(axis.name, axis.removed, axis.labels)
     """
-    model = as_model(model)
+    model = as_model(model, device)
     dataset = as_dataset(dataset, model.size)
     able = require_frozen(model)
     model.require_size(dataset.size)
@@ -86,10 +93,10 @@ def removed_by(model: DiTi, dataset: Dataset, groups: Sequence[Sequence[int]], i
     steps = len(batches) * len(groups)
     with inference(model.decoder), progress_bar("what each axis removes", steps, unit="axes") as advance:
         for pixels, t, noise in batches:
-            z = model.encode(pixels, value_range=MODEL_RANGE).to(pixels)
+            z = model.encode(pixels, value_range=MODEL_RANGE)
             codes = (model.partition.mask(code, t) for code in chain([z], held_at(z, mean.to(z), groups)))
             for index, losses in enumerate(losses_with(model.decoder, pixels, t, noise, codes)):
-                total[index] += losses.double().sum().item()
+                total[index] += losses.cpu().double().sum().item()
                 advance(int(index > 1))
     return (total[2:] - total[1]) / total[0]
 
@@ -97,9 +104,9 @@ def removed_by(model: DiTi, dataset: Dataset, groups: Sequence[Sequence[int]], i
 def held_at(z: Tensor, mean: Tensor, groups: Sequence[Sequence[int]]) -> Iterator[Tensor]:
     """The codes (B, D) with the dims of one group after the other at their mean (D,)."""
     for dims in groups:
-        held = z.clone()
-        held[:, list(dims)] = mean[list(dims)]
-        yield held
+        chosen = torch.zeros(len(mean), dtype=torch.bool)
+        chosen[list(dims)] = True
+        yield torch.where(chosen.to(z.device), mean, z)
 
 
 def strongest(removed: np.ndarray, partition: Partition, count: int) -> list[list[int]]:
@@ -112,25 +119,32 @@ def strongest(removed: np.ndarray, partition: Partition, count: int) -> list[lis
     return found
 
 
-def extremes(values: np.ndarray, dataset: Dataset, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the images lowest and highest on an axis (N,), outermost first; one per person where known."""
+def extremes(
+    values: np.ndarray, dataset: Dataset, count: int, measured: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the images lowest and highest on an axis (N,), outermost first; one per person where known.
+
+    measured (N, D): codes in their metric, by which an image that is nearly a copy of one before it is left out.
+    """
     order = np.argsort(values, kind="stable")
-    return _one_each(order, dataset, count), _one_each(order[::-1], dataset, count)
+    return _one_each(order, dataset, count, measured), _one_each(order[::-1], dataset, count, measured)
 
 
-def _one_each(order: np.ndarray, dataset: Dataset, count: int) -> np.ndarray:
-    """The first `count` rows, never two of one person; the files themselves where persons are not known."""
-    if "identity" not in dataset.table.column_names:
-        return order[:count]
-    people = dataset.table["identity"]
+def _one_each(order: np.ndarray, dataset: Dataset, count: int, measured: np.ndarray | None) -> np.ndarray:
+    """The first `count` rows, never two of one person, where persons are known, nor two that are nearly copies."""
+    known = "identity" in dataset.table.column_names
+    people = dataset.table["identity"] if known else None
+    near = COPIES * 2 * measured.var(0).sum() if measured is not None else 0.0  # 2 var: between images, on average
     seen: set[str] = set()
     rows: list[int] = []
-    for row in order:
+    for row in map(int, order):
         if len(rows) == count:
             break
-        if (person := people[int(row)].as_py()) not in seen:
+        person = people[row].as_py() if people is not None else str(row)
+        copied = measured is not None and bool((((measured[rows] - measured[row]) ** 2).sum(1) < near).any())
+        if person not in seen and not copied:
             seen.add(person)
-            rows.append(int(row))
+            rows.append(row)
     return np.array(rows, dtype=np.int64)
 
 

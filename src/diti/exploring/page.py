@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.device import AUTO, Device
 from diti.core.images import grid, save_picture, to_float
 from diti.core.outputs import require_writable
 from diti.core.ranges import Range, check_number
@@ -27,7 +28,7 @@ from diti.exploring.seen import FRAMES, LEAST, Seen, save_film, save_strip, see_
 from diti.exploring.strips import PLACES, Strips, draw_strips, headings, save_axis_picture, strip_pictures
 from diti.pages.blocks import Figure, Film, Page, Section
 from diti.pages.page import save_page
-from diti.representation.features import encode_dataset
+from diti.representation.features import codes_in_metric, encode_dataset
 from diti.representation.found_axes import axes_of
 from diti.representation.models.axes import AXES, Axes, write_axes
 from diti.representation.models.axis_names import axis_key, key_label
@@ -78,6 +79,7 @@ class Look:
     model: DiTi
     dataset: Dataset
     codes: np.ndarray  # (N, D)
+    measured: np.ndarray  # (N, D) the same in their metric
     pictures: Tensor  # that are pushed
     steps: int
     out: Path
@@ -94,11 +96,12 @@ def explore(
     sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
     overwrite: bool = False,
+    device: Device = AUTO,
 ) -> Explored:
     """Show what a model found, without labels, as `diti explore` does: index.html, explore.json and axes/*.png.
 
     first: so many of the axes that one can name, the most visible. axes: of each subset so many dims, the
-    strongest. faces: pictures that are pushed along each.
+    strongest. faces: pictures that are pushed along each. device: where to compute, such as "cuda:1".
 
         diti.explore("runs/model", "data/mine").axes[0].changed
     """
@@ -110,13 +113,14 @@ def explore(
     ):
         check_number(name, number, most)
     require_writable({"--out": [out / name for name in FILES]}, [place_of(data)], overwrite=overwrite)
-    source, model = model, require_frozen(as_model(model))
+    source, model = model, require_frozen(as_model(model, device))
     dataset = require_training_images(as_dataset(data, model.size))
     model.require_size(dataset.size)
     model.validate_sampling_steps(sampling_steps)
     found = kept_axes(source, model, dataset)
     pictures = to_float(dataset.pixels(chosen_faces(dataset, faces, seed)))
-    look = Look(model, dataset, encode_dataset(model, dataset), pictures, sampling_steps, out)
+    codes, measured = encode_dataset(model, dataset), codes_in_metric(model, dataset)
+    look = Look(model, dataset, codes, measured, pictures, sampling_steps, out)
     seen, axis_facts = look_at_axes(look, found, min(first, len(found)))
     chosen, by_subset, dim_facts = look_at_dims(look, axes)
     unseen = min(first, len(found)) - len(seen) + sum(map(len, chosen)) - len(dim_facts)
@@ -148,7 +152,7 @@ def look_at_axes(look: Look, axes: Axes, first: int) -> tuple[list[Seen], list[A
         key, axis = axis_key(each.axis), each.axis
         given = look.model.axis_names.get(key)
         name = key_label(key) + (f"_{given.name}" if given else "")
-        low, high = extremes(places[:, axis], look.dataset, AT_THE_ENDS)
+        low, high = extremes(places[:, axis], look.dataset, AT_THE_ENDS, look.measured)
         save_strip(each, look.dataset, low, high, look.out / "axes" / f"{name}.png")
         if rank < FILMS:
             save_film(each, look.out / "films" / f"{name}.png")
@@ -179,7 +183,7 @@ def look_at_dims(look: Look, per_subset: int) -> tuple[list[list[int]], list[flo
     for place, dim in enumerate(shown):
         if changed[place] <= LEAST:
             continue
-        low, high = extremes(look.codes[:, dim], dataset, AT_THE_ENDS)
+        low, high = extremes(look.codes[:, dim], dataset, AT_THE_ENDS, look.measured)
         path = look.out / "axes" / f"{names[dim]}.png"
         save_axis_picture(strip_pictures(strips, place), PLACES, dataset, low, high, path)
         ends, told = (_files(dataset, low), _files(dataset, high)), told_labels(labels, dim)
@@ -247,7 +251,7 @@ def _seen_section(look: Look, seen: Sequence[Seen], facts: Sequence[AxisFacts], 
 
 def _unseen(count: int, what: str) -> str:
     """One sentence about those that are not drawn."""
-    return f" Of {count} {what} nothing can be seen on these pictures." if count else ""
+    return f" {count} {what} change nothing that can be seen in these pictures." if count else ""
 
 
 def _dim_sections(
@@ -267,7 +271,8 @@ def _dim_sections(
             f"{len(model.partition.dims_of(subset))} dims the {len(dims)} that matter most:"
         )
         text += _unseen(len(dims) - len(drawn), "of them")
-        sections.append(Section(_title(model, subset), text, [_figure(dim, look.out) for dim in drawn]))
+        figures = [_figure(dim, look.out) for dim in drawn]
+        sections.append(Section(_title(model, subset), text, figures, folded=True))
     return sections
 
 

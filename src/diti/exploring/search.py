@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.device import AUTO, Device
 from diti.core.errors import InputError
 from diti.core.errors import nearest as like
 from diti.core.images import grid, picture_kind, save_picture, to_uint8
@@ -153,28 +154,22 @@ def search(
     odd: int | None = None,
     out: str | Path = "found.png",
     overwrite: bool = False,
+    device: Device = AUTO,
 ) -> Found:
     """Find the images nearest to one, or the odd ones, as `diti search` does: a sheet and a JSON beside it.
 
     subset: where to be near. axis: be near on these axes alone, a07 or by name. count: images to find, by default
-    24. odd: find so many odd images instead.
+    24. odd: find so many odd images instead. device: where to compute, such as "cuda:1".
 
         diti.search("runs/model", "a.png", data="data/mine", subset="coarse").files
     """
-    for option, number in (("count", count), ("odd", odd)):
-        if number is not None:
-            check_number(option, number, SHEET)
+    number = _number(image, count, odd)
     out = as_path(out, "out")
-    if (image is None) == (odd is None):
-        raise InputError("give one image to search for, or --odd N for the N oddest images, not both")
-    if odd is not None and count is not None:
-        raise InputError("--odd says how many images to find; leave --count (-n) out")
-    number = (COUNT if count is None else count) if odd is None else odd
     picture_kind(out)
     beside = out.with_suffix(".json")
     name = str(image) if isinstance(image, str | Path) else None
     require_writable({"--out": [out, beside]}, [name, place_of(data)], overwrite=overwrite)
-    model = as_model(model)
+    model = as_model(model, device)
     if any(isinstance(axis_number(word), str) for word in f"{subset},{axis}".split(",")):
         axes_of(model, as_dataset(data, model.size))
     subset = with_axes(model, subset, axis)
@@ -184,24 +179,45 @@ def search(
         given = list(to_uint8(as_batch(image, model.size)[:1]))
     dataset = as_dataset(data, model.size)
     codes = encode_dataset(model, dataset)
-    standard, axes = in_deviations(model, codes, keys, codes), sum(isinstance(key, str) for key in keys)
+    axes = sum(isinstance(key, str) for key in keys)
     part = f"on {axes} axes and {len(keys) - axes} dims" if axes else f"in {len(keys)} of {model.dims} dims"
     part = f"{part} ({subset})"
     if image is not None:
-        wanted = in_deviations(model, model.encode(given[0]).numpy(), keys, codes)[0]
-        if not axes:  # an axis has its own length already
-            root = root_inside(metric_of(model, dataset), np.array(keys, dtype=int))
-            standard, wanted = standard @ root, wanted @ root
-        found, told = nearest(standard, wanted, number), f"the nearest images {part} of {len(dataset):,}"
+        found = _nearest_images(model, dataset, codes, keys, model.encode(given[0]).cpu().numpy(), number)
+        told = f"the nearest images {part} of {len(dataset):,}"
     else:
         shares = explained_by_z(model, dataset) if len(keys) == model.dims and not axes else None
-        found = oddest(standard, number) if shares is None else least_explained(shares, number)
+        odd_codes = in_deviations(model, codes, keys, codes)
+        found = oddest(odd_codes, number) if shares is None else least_explained(shares, number)
         told = f"the {len(found.rows)} oddest images of {len(dataset):,}, {_why_odd(found, shares, part)}"
     save_picture(sheet(dataset, found, given), out)
     written = record(dataset, found, subset, name if image is None or name else "given in Python")
     write_json(beside, written)
     files = tuple(item["file"] for item in written["found"])
     return replace(found, files=files, told=(*lines, told, f"wrote {out} and {beside}"))
+
+
+def _number(image: Picture | None, count: int | None, odd: int | None) -> int:
+    """How many images to find; InputError where it is not clear which."""
+    for option, number in (("count", count), ("odd", odd)):
+        if number is not None:
+            check_number(option, number, SHEET)
+    if (image is None) == (odd is None):
+        raise InputError("give one image to search for, or --odd N for the N oddest images, not both")
+    if odd is not None and count is not None:
+        raise InputError("--odd says how many images to find; leave --count (-n) out")
+    return (COUNT if count is None else count) if odd is None else odd
+
+
+def _nearest_images(
+    model: Model, dataset: Dataset, codes: np.ndarray, keys: list[Key], z: np.ndarray, count: int
+) -> Found:
+    """The images with codes (N, D) nearest to a code z (1, D), on these axes and dims."""
+    standard, wanted = (in_deviations(model, these, keys, codes) for these in (codes, z))
+    if all(isinstance(key, int) for key in keys):  # an axis has its own length already
+        root = root_inside(metric_of(model, dataset), np.array(keys, dtype=int))
+        standard, wanted = standard @ root, wanted @ root
+    return nearest(standard, wanted[0], count)
 
 
 def _why_odd(found: Found, shares: np.ndarray | None, part: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
+from diti.core.device import HOST
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.files import read_pickle
@@ -29,7 +30,7 @@ def convert(src: str | Path, size: int | None = None) -> Backbone:
     """
     path = Path(src)
     if not path.exists() or any((path / name).is_file() for name in ("config.json", "unet/config.json")):
-        backbone = load_backbone(src)
+        backbone = load_backbone(src, HOST)
         if size is not None:
             backbone.require_size(size)
         return backbone

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from diti.core.device import decide
 from diti.core.errors import InputError
 from diti.core.outputs import require_writable
 from diti.data.prepared import require_training_images
@@ -48,7 +49,7 @@ def convert(
         )
     else:
         dataset = require_training_images(open_data(data, model.size))
-        codes = encode_dataset(model, dataset)[dataset.rows("train")]
+        codes = encode_dataset(model.to(decide()), dataset)[dataset.rows("train")]
         model.mean, model.std = model.statistics(torch.from_numpy(codes))
     model.save(out)
     step = f" after {facts.step:,} steps" if facts.step else ""
@@ -68,4 +69,4 @@ def model_from(src: Path, partition: str | None, subsets: int | None) -> tuple[D
         cut = Partition.single(backbone.timesteps, encoder.dims)
         notes.append("no config of the run was found: taken as PDAE; for DiTi give --partition and --subsets")
     method = "diti" if cut.subsets > 1 else "pdae"
-    return DiTi(encoder, decoder, cut, None, None, method), facts, notes
+    return DiTi(encoder, cut, None, None, method, decoder=decoder), facts, notes

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from diti import theory
+from diti.core.device import AUTO, Device
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, to_float
 from diti.core.outputs import require_writable
@@ -25,12 +26,12 @@ from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.files import locate
 from diti.measure import theory_figures as figures
 from diti.measure.sufficiency import CHECK_FACES, sufficiency
-from diti.probes.matrix import carriers, subset_matrix
+from diti.probes.matrix import SubsetProbe, carriers
 from diti.probes.task import Splits
 from diti.representation.checks import loss_curves, save_loss_figure
 from diti.representation.features import encode_dataset
 from diti.representation.models.diffusion import DiTi
-from diti.representation.models.loading import as_model
+from diti.representation.models.loading import as_backbone, as_model
 from diti.representation.models.model import Model
 
 SHOWN = 4  # images of figure 1b
@@ -55,19 +56,21 @@ def analyze(
     images: int = 0,
     seed: int = 0,
     overwrite: bool = False,
+    device: Device = AUTO,
 ) -> dict[str, Any]:
     """Check the theory on a model, as `diti analyze` does; writes `out`/analysis.json and PNGs beside it.
 
     model: a model, or a backbone alone: then all about z is left out. pairs: table of image pairs that differ in
     one attribute; toy faces need none. count: pairs per attribute. tau: degree from which on an attribute counts
-    as lost. images: length of each of two trainings on the true factors of toy faces; 0 leaves them out.
+    as lost. images: length of each of two training runs on the true factors of toy faces; 0 leaves them out.
+    device: where to compute, such as "cuda:1".
     """
     out, place = as_path(out, "out"), place_of(data)
     pairs = None if pairs is None else as_path(pairs, "pairs")
     for name, number, allowed in (("count", count, COUNTS), ("tau", tau, TAUS), ("images", images, NUMBER)):
         check_number(name, number, allowed)
     require_writable({"--out": [out / name for name in FILES]}, [place, pairs], overwrite=overwrite)
-    backbone, trained = open_model(model)
+    backbone, trained = open_model(model, device)
     dataset = require_training_images(as_dataset(data, backbone.size))
     backbone.require_size(dataset.size)
     found = _find_pairs(dataset, pairs, count, backbone.size, seed)
@@ -101,16 +104,14 @@ def analyze(
     return record
 
 
-def open_model(source: Model | Backbone | str | Path) -> tuple[Backbone, DiTi | None]:
+def open_model(source: Model | Backbone | str | Path, device: Device = AUTO) -> tuple[Backbone, DiTi | None]:
     """The backbone of a model folder and the model, or a backbone alone."""
     if isinstance(source, Backbone):
-        return source.eval(), None
+        return as_backbone(source, device).eval(), None
     if isinstance(source, Model) or (locate(source) / "model.json").is_file():
-        model = as_model(source)
-        if not isinstance(model, DiTi):
-            raise InputError(f"a {model.method} model has no frozen diffusion model to analyze; use diti or pdae")
+        model = as_model(source, device).with_backbone()
         return model.backbone, model
-    return load_backbone(source).eval(), None
+    return load_backbone(source, device).eval(), None
 
 
 def _find_pairs(dataset: Dataset, table: Path | None, count: int, size: int, seed: int) -> theory.Pairs | None:
@@ -188,7 +189,7 @@ def _curves(
 
 def _subsets(model: DiTi, x0: Tensor, y0: Tensor) -> dict[str, Any]:
     """How z moves when the attribute changes: share and argmax of the subsets, mean position in time."""
-    z, moved = (model.encode(pixels, value_range=MODEL_RANGE) for pixels in (x0, y0))
+    z, moved = (model.encode(pixels, value_range=MODEL_RANGE).cpu() for pixels in (x0, y0))
     shares = theory.movement_shares(z, moved, model.statistics(z)[1], model.partition)
     return {
         "subset": int(shares.argmax()),
@@ -206,10 +207,10 @@ def probe_subsets(record: dict[str, Any], model: DiTi, dataset: Dataset) -> None
             f"{record['data']} has no labels of these attributes in train and valid: no probe of subsets"
         )
         return
-    matrix = subset_matrix(
+    matrix = SubsetProbe.of(
         encode_dataset(model, dataset), dataset.labels(names), names, [dataset.is_binary(name) for name in names],
-        splits, model.partition.ends, split="valid", rows=PROBED_ROWS, seed=record["seed"], progress=True,
-    )  # fmt: skip
+        splits, model.partition.ends, split="valid", rows=PROBED_ROWS, seed=record["seed"],
+    ).matrix(progress=True)  # fmt: skip
     record["probe"] = matrix.protocol
     for carrier in carriers(matrix):
         if carrier.subset is not None:

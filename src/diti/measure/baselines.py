@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from diti.config import EncoderConfig
+from diti.core.device import AUTO, Device, decide
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import numpy_generator
@@ -38,6 +39,7 @@ def baselines(
     seed: int,
     wide: bool = False,
     encoder: Encoder | None = None,
+    device: Device = AUTO,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Names and features (N, F), one after the other so that only one is in memory.
 
@@ -45,16 +47,17 @@ def baselines(
     wide: also all of the backbone's features; probes of thousands of dims take minutes.
     encoder: one that sees the image through the backbone; its features are then the baseline, not the usual ones.
     """
-    backbone = load_backbone(backbone) if isinstance(backbone, str | Path) else backbone
+    backbone = load_backbone(backbone, device) if isinstance(backbone, str | Path) else backbone
     images = as_dataset(dataset, backbone if isinstance(backbone, int) else backbone.size)
     of_pixels = principal_scores(lambda rows: pixels_flat(images, rows), images, dims)
     yield f"PCA of pixels, {dims} dims", of_pixels
-    untrained = build_encoder(EncoderConfig(encoder="residual", code_dim=dims), backbone, seed)
+    place = decide(device) if isinstance(backbone, int) else backbone.device
+    untrained = build_encoder(EncoderConfig(encoder="residual", code_dim=dims), backbone, seed).to(place)
     yield f"random encoder, {dims} dims", encoder_codes(untrained, images)
     if isinstance(backbone, int):
         return
     try:
-        seeing = encoder or build_encoder(EncoderConfig(encoder="backbone", code_dim=1), backbone, seed)
+        seeing = encoder or build_encoder(EncoderConfig(encoder="backbone", code_dim=1), backbone, seed).to(place)
     except InputError:  # a U-Net whose down path cannot be run on its own has no such baseline
         return
     features = trunk_features(seeing, images)
@@ -86,14 +89,14 @@ def pixels_flat(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
 def principal_scores(read: Callable[[np.ndarray], np.ndarray], dataset: Dataset, dims: int) -> np.ndarray:
     """float32 (N, dims) of all images: standardised features on the first principal axes of the training images.
 
-    `read` gives the features (B, F) of rows (B,); they are read twice, BATCH at a time, and never held whole. The
-    axes of very many features come from some of the images, as `diti solve` finds them.
+    `read` gives the features (B, F) of rows (B,); they are read twice, BATCH at a time, and held whole only where
+    they are few. The axes of very many features come from some of the images, as `diti solve` finds them.
     """
     train = dataset.rows("train")
     if not len(train):
         raise InputError(f"{dataset.path} has no training image to find principal components from")
     features = read(train[:1]).shape[1]
-    if features > principal.MANY_FEATURES:
+    if features > min(principal.MANY_FEATURES, len(train)):
         some = np.sort(numpy_generator(0, "principal-components").permutation(train)[:LOOKED_AT])
         found = principal.principal_components(torch.from_numpy(read(some)), dims, dims)
         mean, std, axes = found.mean, found.std, found.axes

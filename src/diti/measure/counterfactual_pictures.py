@@ -1,15 +1,20 @@
-"""Figures 2a, 5 and 7 of the paper for any model: attributes pushed, subsets swapped, whole codes interpolated."""
+"""Figures 2a, 5 and 7 of the paper for any model: attributes pushed, subsets swapped, whole codes interpolated.
+
+And two tables as pictures: which edit, and which swapped third of the code, moves which reading.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from diti.core.images import grid, save_picture, to_uint8
+from diti.core.images import grid, save_figure, save_picture, to_uint8
 from diti.edit.directions import Direction
 from diti.edit.interpolate import interpolate
 from diti.edit.invert import Inverted
@@ -67,3 +72,41 @@ def save_ways(model: DecodingModel, firsts: Tensor, seconds: Tensor, sampling_st
     labels = ["A", *(f"{scale:.2g}" for scale in WAY), "B"]
     title = "from A to B (0 and 1: reconstructions)"
     return save_picture(grid(to_uint8(torch.cat(cells)), len(labels), column_labels=labels, title=title), path)
+
+
+def save_moves(moves: Mapping[str, Any], path: Path) -> Path:
+    """Which edit (row) moves which reading (column), in standard deviations; what is wanted is the diagonal."""
+    return _save_table(moves["mean"], moves["edited"], moves["read"], "mean change, sd", path)
+
+
+def save_transfers(record: Mapping[str, Any], path: Path) -> Path:
+    """Which third, swapped from B into A with x_T kept, takes which reading (row) how far on its way to B."""
+    shares = [[score and score["value"] for score in group] for group in record["x_t"]["keep"]["transfer"]]
+    order = np.argsort([-_latest(column) for column in zip(*shares, strict=True)], kind="stable")
+    rows = [[group[i] for group in shares] for i in order]
+    names = [record["attributes"][i] for i in order]
+    return _save_table(rows, names, record["groups"], "share of the way from A to B", path)
+
+
+def _latest(shares: Sequence[float | None]) -> float:
+    """Which of the groups (G,) moves it, on average: 0 is the first; what none moves comes last."""
+    weights = np.array([max(share or 0.0, 0.0) for share in shares])
+    return float(weights @ np.arange(len(weights)) / weights.sum()) if weights.sum() > 0 else -1.0
+
+
+def _save_table(
+    values: Sequence[Sequence[float | None]], rows: Sequence[str], columns: Sequence[str], what: str, path: Path
+) -> Path:
+    """Numbers as colours, blue below 0 and red above, written into their cells where there are few columns."""
+    shown = np.array([[np.nan if value is None else value for value in row] for row in values], float)
+    limit = max(1.0, float(np.nanmax(np.abs(shown), initial=0)))
+    figure = Figure(figsize=(2.6 + 0.42 * max(len(columns), 6), 1.2 + 0.27 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shown, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, rotation=0 if len(columns) < 4 else 90)
+    axes.set_yticks(range(len(rows)), rows)
+    for (i, j), value in np.ndenumerate(shown):
+        if np.isfinite(value) and (len(columns) < 4 or abs(value) >= 0.25):
+            axes.text(j, i, f"{value:.1f}".replace("-", "−"), ha="center", va="center", fontsize=7)
+    figure.colorbar(image, label=what)
+    return save_figure(figure, path)

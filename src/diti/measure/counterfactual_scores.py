@@ -68,6 +68,11 @@ def leakage(before: np.ndarray, after: np.ndarray, spread: np.ndarray, others: n
     return (np.abs(after - before) / spread)[:, others].mean(1)
 
 
+def signed_moves(before: np.ndarray, after: np.ndarray, upward: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """(N, A) changes of all reads (N, A), in spreads (A,), as if every image had been pushed upward."""
+    return np.where(upward, 1, -1)[:, None] * (after - before) / spread
+
+
 def rms_change(before: Tensor, after: Tensor) -> np.ndarray:
     """(N,) root mean square difference of images (N, 3, H, W) in [-1, 1]."""
     return (after - before).double().square().mean((1, 2, 3)).sqrt().numpy()
@@ -156,18 +161,22 @@ def manipulation_scores(
     leakage: mean absolute change of the other readable attributes, in their standard deviations;
     pixels: RMS change in [-1, 1]; distance: to the data, see `distance_is`;
     leak_per_change: leakage per unit of change, see there why.
+    And moves: which edit moves which reading, and the share of edited images in which the judge finds something.
     """
     check_directions(model, classifier, directions)
     scored = [d for d in directions if classifier.readable[classifier.index(d.attribute)]]
     originals = as_batch(images, model.size, MODEL_RANGE)
     found: list[dict[str, np.ndarray]] = []
+    moved: list[np.ndarray] = []
     steps = editing_steps(model, len(originals), len(scored), sampling_steps)
     with progress_bar("measuring edits", steps, unit="steps", shown=progress) as advance:
         on_step: OnStep = lambda index, total, x: advance()  # noqa: E731
         unedited = Unedited.of(model, classifier, originals, sampling_steps, masked=masked, on_step=on_step)
         for direction, (upward, edited) in zip(scored, unedited.edits(scored, scale, on_step), strict=True):
+            after = classifier(edited)
+            moved.append(signed_moves(unedited.before, after, upward, classifier.spread))
             found.append(
-                edit_scores(classifier, direction.attribute, unedited.before, classifier(edited), upward)
+                edit_scores(classifier, direction.attribute, unedited.before, after, upward)
                 | {"pixels": rms_change(unedited.rebuilt, edited), "distance": reference.distances(edited)}
             )
     seen, rebuilt = unedited.seen, unedited.rebuilt
@@ -181,6 +190,7 @@ def manipulation_scores(
         "distance_is": reference.about,
         "unreadable": [d.attribute for d in directions if d not in scored],
         "leakage_over": [trait.name for trait in classifier.traits if trait.readable],
+        "moves": moves_record(classifier, [d.attribute for d in scored], moved),
         "reconstruction": {name: rows_and_mean(values[None], counts)[1] for name, values in own_error.items()},
         **summary([d.attribute for d in scored], found, counts),
     }
@@ -275,6 +285,23 @@ def edit_scores(
         "flips": flips(before[:, own], after[:, own], upward) if classifier.traits[own].binary else nothing,
         "change": wanted_change(before[:, own], after[:, own], upward, classifier.spread[own]),
         "leakage": leakage(before, after, classifier.spread, others),
+    }
+
+
+def moves_record(
+    classifier: AttributeClassifier, edited: Sequence[str], moved: Sequence[np.ndarray]
+) -> Record | None:
+    """Mean moves of the readable attributes by each edit, from arrays (N, A) with NaN where nothing was found."""
+    if not moved:
+        return None
+    readable = classifier.readable
+    read = [name for name, may in zip(classifier.attributes, readable, strict=True) if may]
+    table = means(np.stack([moves[:, readable].T for moves in moved]))  # (edits, readings)
+    return {
+        "edited": list(edited),
+        "read": read,
+        "mean": [[float(x) if np.isfinite(x) else None for x in row] for row in table],
+        "found": float(np.isfinite(np.stack(moved)[:, :, readable]).all(-1).mean()),
     }
 
 

@@ -1,7 +1,7 @@
 """Counterfactual images of a model, measured and drawn: do edits show what was wanted, and what else do they move?
 
-A classifier trained on the pixels of the same data says what an image shows. It knows no model, and all
-models that are compared on the data share it.
+A classifier trained on the pixels of the same data, or a judge from elsewhere, says what an image shows. It knows
+no model, and all models that are compared on the data share it.
 
 Notation: N images, A attributes, D dims of z, d' of which an edit moves.
 """
@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from torch import Tensor
 
+from diti.core.device import AUTO, Device
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.outputs import require_writable
@@ -35,8 +36,9 @@ from diti.edit.interpolate import FARTHEST, cut_of
 from diti.edit.manipulate import SCALE
 from diti.edit.select import DEFAULT_SELECTION, check_selection, compare_selections, fit_linear
 from diti.measure.attribute_classifier import IMAGES, AttributeClassifier, train_classifier
-from diti.measure.counterfactual_pictures import save_pushes, save_swaps, save_ways
+from diti.measure.counterfactual_pictures import save_moves, save_pushes, save_swaps, save_transfers, save_ways
 from diti.measure.counterfactual_scores import DIFFERENT, SCORES, interpolation_scores, manipulation_scores
+from diti.measure.judge import Judge, judged_by
 from diti.measure.reference import make_reference
 from diti.probes.scores import average_precision
 from diti.representation.features import encode_dataset, encoder_hash
@@ -46,15 +48,11 @@ from diti.representation.partition import THIRDS, Partition
 
 Item = TypeVar("Item")
 
-FILES = ("counterfactuals.json", "figure2a.png", "figure5.png", "figure7.png")
+FILES = ("counterfactuals.json", "figure2a.png", "figure5.png", "figure7.png", "moves.png", "transfers.png")
 SHOWN = 6  # attributes of figure 2a
 ROWS = 4  # pairs of figure 7
 COMPARED = 4  # binary attributes on which the ways to choose dims are compared
 COMPARED_ROWS = 10_000  # training images for that
-# Before its last layer the classifier tells faces cut in halves (distance 1.27), turned upside down (2.64) and
-# with swapped colours (1.30) from toy faces (1). The backbone's features tell them too (1.58, 2.53, 1.44), but
-# models edit in a code made of those.
-REFERENCE = "the attribute classifier before its last layer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +65,7 @@ class CounterfactualOptions(Settings):
     dims: Annotated[int | None, *COUNT] = None  # d'; None: 32, or a quarter of a short code
     scale: Annotated[float, *Range(0, FARTHEST, open=(0,), hint=f"such as {SCALE}")] = SCALE
     selection: str = DEFAULT_SELECTION  # how the dims are chosen
-    along: str = "pattern"  # what an edit follows: pattern or weight
+    along: str = "pattern"  # what an edit follows
     compare_selections: bool = True
     random_groupings: Count = 3  # of dims, to say what chance gives
     sampling_steps: Count = SAMPLING_STEPS  # network calls from image to noise, and back
@@ -91,33 +89,48 @@ def counterfactuals(
     dims: int | None = None,
     scale: float = 0.3,
     selection: Literal["l1", "weight", "probmask"] = "l1",
-    along: Literal["pattern", "weight"] = "pattern",
+    along: Literal["pattern", "conditional", "weight"] = "pattern",
+    judge: str | Judge | None = None,
     seed: int = 0,
     overwrite: bool = False,
+    device: Device = AUTO,
 ) -> dict[str, Any]:
     """Measure and draw edits of a model on labelled data, as `diti counterfactuals` does.
 
-    model: folder, shipped name or hub id; directions that are learned are kept in a folder.
+    model: folder, shipped name or hub id; directions that are learned are kept in a folder. judge: reads pictures
+    instead of a classifier trained on the data; a function or the command of a program, see `measure/judge.py`.
+    device: where to compute, such as "cuda:1".
     """
     options = CounterfactualOptions(
         images=images, pairs=pairs, dims=dims, scale=scale, selection=selection, along=along,
         classifier_images=classifier_images, seed=seed, overwrite=overwrite,
     )  # fmt: skip
-    return measure_counterfactuals(model, data, as_path(out, "out"), options)
+    return measure_counterfactuals(model, data, as_path(out, "out"), options, judge, device)
 
 
 def measure_counterfactuals(
-    source: str | Path, data: Dataset | str | Path, out: Path, options: CounterfactualOptions
+    source: str | Path,
+    data: Dataset | str | Path,
+    out: Path,
+    options: CounterfactualOptions,
+    judge: str | Judge | None = None,
+    device: Device = AUTO,
 ) -> dict[str, Any]:
     """The same with all options; `out`/counterfactuals.json holds the record."""
     require_writable({"--out": [out / name for name in FILES]}, [place_of(data)], overwrite=options.overwrite)
-    model = load_with_decoder(source)
+    model = load_with_decoder(source, device)
     dataset = as_dataset(data, model.size)
     model.require_size(dataset.size)
     check_data(dataset)
     dims = checked_dims(model, options.dims)
     model.validate_sampling_steps(options.sampling_steps)
-    classifier = train_classifier(dataset, images=options.classifier_images or IMAGES)
+    if judge is not None and options.classifier_images is not None:
+        raise InputError("--classifier-images is for a classifier that is trained; a judge needs no training")
+    classifier = (
+        train_classifier(dataset, images=options.classifier_images or IMAGES, device=model.device)
+        if judge is None
+        else judged_by(judge, dataset)
+    )
     study = EditStudy(str(source), model, dataset, classifier, dims, out, options)
     record = study.measure() | {"command": command_line(), "versions": versions()}
     write_json(out / "counterfactuals.json", record)  # last: it says that all is there
@@ -174,7 +187,7 @@ class EditStudy:
             self.left_out.append("interpolation: all dims of z belong to one third of the time-steps")
         if self.options.compare_selections:
             record["selections"] = self.selections()
-        self.draw()
+        self.draw(record)
         return record
 
     @property
@@ -277,7 +290,7 @@ class EditStudy:
     def manipulation(self) -> dict[str, Any]:
         """Algorithm 3 on every image and attribute."""
         options = self.options
-        reference = make_reference(REFERENCE, self.classifier.trunk, self.dataset)
+        reference = make_reference(self.classifier.trunk_is, self.classifier.trunk, self.dataset)
         return manipulation_scores(
             self.model, self.classifier, self.directions, self.pixels(self.rows), reference,
             scale=options.scale, sampling_steps=options.sampling_steps, seed=options.seed, progress=True,
@@ -311,8 +324,11 @@ class EditStudy:
         mean = {method: float(np.mean([row[method] for row in found.values()])) for method in methods}
         return {"dims": self.dims, "rows": len(train), "metric": "AP on valid", "attributes": found, "mean": mean}
 
-    def draw(self) -> None:
-        """Figures 2a, 5 and 7. What they show is chosen by seed and labels, never by how well the model does."""
+    def draw(self, record: dict[str, Any]) -> None:
+        """Figures 2a, 5 and 7. What they show is chosen by seed and labels, never by how well the model does.
+
+        Then which edit and which swapped third moves what, of what was measured.
+        """
         model, sampling_steps, (a, b) = self.model, self.options.sampling_steps, self.pairs
         shown, first = spread_over(self.directions, SHOWN), self.pixels(self.rows[:1])
         drawn = [save_pushes(model, shown, first, self.options.scale, sampling_steps, self.out / "figure2a.png")]
@@ -322,6 +338,10 @@ class EditStudy:
             drawn.append(save_swaps(model, one, other, self.groups, sampling_steps, self.out / "figure5.png"))
         firsts, seconds = self.pixels(a[:ROWS]), self.pixels(b[:ROWS])
         drawn.append(save_ways(model, firsts, seconds, sampling_steps, self.out / "figure7.png"))
+        if moves := record["manipulation"]["moves"]:
+            drawn.append(save_moves(moves, self.out / "moves.png"))
+        if "interpolation" in record:
+            drawn.append(save_transfers(record["interpolation"], self.out / "transfers.png"))
         self.figures.extend(path.name for path in drawn)
 
 
@@ -380,6 +400,8 @@ def result_lines(record: dict[str, Any]) -> list[str]:
         f"leakage per change: {_both(per_change) if per_change else 'not defined, the edits changed nothing'}",
         f"distance: {edits['distance_is']}; without an edit {_number(edits['reconstruction']['distance'])}",
     ]
+    if (moves := edits["moves"]) and moves["found"] < 1:
+        lines.append(f"the judge found something to read in {moves['found']:.1%} of the edited images")
     for kind, found in record.get("interpolation", {}).get("x_t", {}).items():
         values = (_both(found[key]) for key in ("mean_concentration", "mean_above_random"))
         lines.append("swapped subsets, x_T {}: concentration {}, above random groups {}".format(kind, *values))

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from diti.core.device import AUTO, Device
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, to_float
 from diti.core.outputs import require_writable
@@ -25,7 +26,7 @@ from diti.probes.disentangle import disentanglement
 from diti.probes.few_shot import few_shot, require_counts
 from diti.probes.linear import ProbeResult
 from diti.probes.linear import probe as linear_probe
-from diti.probes.matrix import cumulative, subset_matrix
+from diti.probes.matrix import SubsetProbe
 from diti.probes.reconstruct import reconstruction_scores
 from diti.probes.task import Splits
 from diti.representation.features import encode_dataset, encoder_hash, metric_of, trunk_features
@@ -125,17 +126,18 @@ def probe(
     folds: bool = False,
     seed: int = 0,
     overwrite: bool = False,
+    device: Device = AUTO,
 ) -> dict[str, Any]:
     """Measure what the code knows of labelled attributes, as `diti probe` does; the record, also as JSON.
 
     protocol: converged, L2 chosen on validation images, or paper, the authors' 15 epochs of Adam. against: another
     model, or the JSON of an earlier probe. few_shot: numbers of labels. reconstruct: so many test images.
-    The figures are written beside `out`.
+    The figures are written beside `out`. device: where to compute, such as "cuda:1".
 
         diti.probe("runs/model", "data/mine", subsets=False)["probe"]["mean_ap"]
     """
     out = as_path(out, "out")
-    other = _named(against) if against is not None else None
+    other = _name_of(against) if against is not None else None
     options = ProbeOptions(
         protocol=protocol, against=other, few_shot=tuple(few_shot), baselines=baselines,
         wide_baseline=wide_baseline, subsets=subsets, disentanglement=disentanglement, reconstruct=reconstruct,
@@ -145,13 +147,14 @@ def probe(
         raise InputError(f"--out {out} must end in .json; the figures are written beside it")
     beside = [figure_beside(out, what) for what in FIGURES]
     require_writable({"--out": [out, *beside]}, [place_of(data), other], overwrite=overwrite)
-    study = ProbeStudy.of(model, data, out, options, against if isinstance(against, Model) else None)
+    held = against if isinstance(against, Model) else None
+    study = ProbeStudy.of(as_model(model, device), data, out, options, held, _name_of(model))
     record = study.measure() | {"command": command_line(), "versions": versions()}
     write_json(out, record)
     return record
 
 
-def _named(model: Model | str | Path) -> str:
+def _name_of(model: Model | str | Path) -> str:
     """For the record: what a model is called."""
     return repr(model) if isinstance(model, Model) else str(model)
 
@@ -166,10 +169,10 @@ def figure_beside(out: Path, what: str) -> Path:
     return out.with_name(f"{out.stem}-{what}.png")
 
 
-def read_other(source: str, names: list[str]) -> Model | dict[str, Any]:
+def read_other(source: str, names: list[str], device: Device = AUTO) -> Model | dict[str, Any]:
     """What --against names: a model, or the record of an earlier probe of some of the same attributes."""
     if not source.endswith(".json"):
-        return load(source)
+        return load(source, device)
     record: Any = read_settings(Path(source)).get("probe")
     rows = record.get("rows") if isinstance(record, dict) else None
     try:
@@ -212,10 +215,12 @@ class ProbeStudy:
         out: Path,
         options: ProbeOptions,
         other: Model | dict[str, Any] | None = None,
+        name: str | None = None,
     ) -> ProbeStudy:
-        """other: what to compare with, where somebody holds it; else what the options name."""
+        """other: what to compare with, where somebody holds it; else what the options name. name: of the model."""
         model = as_model(source)
-        model = model.with_decoder() if options.reconstruct else model
+        if options.reconstruct:
+            model.with_decoder()
         dataset = as_dataset(data, model.size)
         model.require_size(dataset.size)
         labels = read_labels(dataset, options.folds)
@@ -227,10 +232,11 @@ class ProbeStudy:
             unseen = np.zeros((len(dataset), 1))  # in place of codes: what can be drawn does not depend on them
             require_counts(unseen, labels.values, labels.names, labels.binary, labels.splits, options.few_shot)
         if options.against and other is None:
-            other = read_other(options.against, labels.names)
+            other = read_other(options.against, labels.names, model.device)
         if options.baselines and (seeing := sees_backbone(model)):
             trunk_features(seeing, dataset)  # a baseline needs them; z is made of these, without a second run
-        return cls(_named(source), model, dataset, labels, encode_dataset(model, dataset), out, options, other)
+        codes = encode_dataset(model, dataset)
+        return cls(name or _name_of(source), model, dataset, labels, codes, out, options, other)
 
     def measure(self) -> dict[str, Any]:
         """All that was asked for, as one JSON-able record."""
@@ -277,8 +283,9 @@ class ProbeStudy:
         source = self.model.backbone if isinstance(self.model, DiTi) else self.model.size
         dims, options = self.model.dims, self.options
         for name, features in baselines(
-            source, self.dataset, dims, options.seed, options.wide_baseline, sees_backbone(self.model)
-        ):
+            source, self.dataset, dims, options.seed, options.wide_baseline, sees_backbone(self.model),
+            device=self.model.device,
+        ):  # fmt: skip
             item = {"name": name, "probe": self.labels.probe(features, options.seed).record()}
             own = np.diag(features[self.labels.splits.train].var(0)) if features.shape[1] == dims else None
             found.append(item | ({"few_shot": self.few_labels(features, own)} if options.few_shot else {}))
@@ -315,8 +322,8 @@ class ProbeStudy:
         """Which subset carries which attribute, and the score against the number of subsets."""
         split = "test" if len(self.labels.splits.test) else "valid"
         partition, seed = self.model.partition, self.options.seed
-        matrix = subset_matrix(*self._task, partition.ends, split, rows=MATRIX_ROWS, seed=seed, progress=True)
-        growing = cumulative(*self._task, partition.ends, split, rows=MATRIX_ROWS, seed=seed, progress=True)
+        probe = SubsetProbe.of(*self._task, partition.ends, split, rows=MATRIX_ROWS, seed=seed)
+        matrix, growing = probe.matrix(progress=True), probe.cumulative(progress=True)
         times = [partition.time_range(i)[0] for i in range(partition.subsets)]
         figures.save_matrix(matrix, times, self._beside("subsets"))
         figures.save_cumulative(growing, self._beside("cumulative"))
@@ -335,10 +342,11 @@ class ProbeStudy:
         """MSE, PSNR and SSIM of test images, with the noise inferred from them and drawn anew."""
         rows = self.labels.splits.test if len(self.labels.splits.test) else self.labels.splits.valid
         images = to_float(self.dataset.pixels(rows[: self.options.reconstruct]))
+        able = self.model.with_decoder()
         return {
             noise: reconstruction_scores(
                 images,
-                self.model.reconstruct(images, noise, value_range=MODEL_RANGE).clamp(-1, 1),
+                able.reconstruct(images, noise, value_range=MODEL_RANGE).cpu().clamp(-1, 1),
                 seed=self.options.seed,
             ).record()
             for noise in NOISES

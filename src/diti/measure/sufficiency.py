@@ -1,6 +1,6 @@
 """Does the true z, ordered and disentangled, remove the loss of eq. 6? End of appendix C, trained on toy faces.
 
-Letters: N faces, D dims of z.
+Notation: N faces, D dims of z.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from diti.config import TrainingConfig
+from diti.core.device import sent
 from diti.core.images import to_float
 from diti.core.loop import loss_by_time, make_accelerator, train
 from diti.core.objective import LossReport, Objective
@@ -70,12 +71,12 @@ class FactorReconstruction(Objective):
 
     def losses(self, images: Tensor, t: Tensor, noise: Tensor, start: int) -> Tensor:
         """(B,) eq. 6 of the faces start .. start + B - 1."""
-        z = factor_codes(toyfaces.sample(len(images), self.seed, start), self.order).to(images.device)
+        z = sent(factor_codes(toyfaces.sample(len(images), self.seed, start), self.order), images.device)
         return reconstruction_loss(self.decoder, images, t, noise, self.partition.mask(z, t))
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
-        t = draw_time(draws, self.partition.timesteps, None)[0].to(images.device)
-        noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
+        t = sent(draw_time(draws, self.partition.timesteps, None)[0], images.device)
+        noise = draws.normal("noise", tuple(images.shape[1:]), images.device)
         loss = self.losses(images, t, noise, draws.start)
         return LossReport(total=loss.mean(), per_image=loss, time_share=t.float() / self.partition.timesteps)
 
@@ -134,7 +135,7 @@ def _trained(objective: FactorReconstruction, images: int, seed: int, label: str
             RunFolder(Path(folder)),
             label=label,
             evaluate=lambda seen: {},
-            accelerator=make_accelerator(config),
+            accelerator=make_accelerator(config, objective.decoder.backbone.device),
         )
     with weights.averaged():
         return objective.check(faces)

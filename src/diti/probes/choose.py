@@ -89,16 +89,27 @@ def fit_cross_validated(
 
 
 def fit_best_scaled(
-    scaled: Sequence[Tensor], labels: np.ndarray, binary: bool, folds: np.ndarray, grid: np.ndarray
+    scaled: Sequence[Tensor],
+    labels: np.ndarray,
+    binary: bool,
+    folds: np.ndarray,
+    grid: np.ndarray,
+    multiples: Sequence[float] = (1.0,),
+    borrowed: float = 0.0,
 ) -> tuple[int, Linear]:
     """`fit_cross_validated` of the same features in several scalings: the best of these, and its fit.
 
-    The scaling is chosen for all attributes together, since a few labels of one say too little.
+    The scaling is chosen for all attributes together, since a few labels of one say too little. borrowed: weight
+    of the mean loss of all attributes, beside its own, in the choice of an attribute's penalty.
     """
     spans = [Span.of(x) for x in scaled]
     inside = [span.inside(x) if span else x for span, x in zip(spans, scaled, strict=True)]
     bases = [Basis.suited(x) if binary else None for x in inside]
-    losses = [held_out_loss(x, labels, binary, folds, grid, basis) for x, basis in zip(inside, bases, strict=True)]
+    held_out = [
+        held_out_loss(x, labels, binary, folds, grid, basis, multiples)
+        for x, basis in zip(inside, bases, strict=True)
+    ]
+    losses = [loss + borrowed * loss.mean(1, keepdims=True) for loss in held_out]
     best = int(np.argmin([loss.min(0).sum() for loss in losses]))
     fit = fit_path(inside[best], labels, binary, grid, bases[best]).at(np.argmin(losses[best], axis=0))
     span = spans[best]
@@ -106,21 +117,34 @@ def fit_best_scaled(
 
 
 def held_out_loss(
-    x: Tensor, labels: np.ndarray, binary: bool, folds: np.ndarray, grid: np.ndarray, basis: Basis | None
+    x: Tensor,
+    labels: np.ndarray,
+    binary: bool,
+    folds: np.ndarray,
+    grid: np.ndarray,
+    basis: Basis | None,
+    multiples: Sequence[float] = (1.0,),
 ) -> np.ndarray:
     """Summed loss (L, A) of the labels of each fold under the fit to the other folds: log-loss, squared error.
 
     The loss is defined with few labels where AP is not. A fold is skipped if the other folds hold only one class.
+    multiples: of x·w, of which the best counts. Strong penalties shrink x·w, at which the loss takes offence and a
+    score of the order does not.
     """
-    total = np.zeros((len(grid), labels.shape[1]))
+    total = np.zeros((len(multiples), len(grid), labels.shape[1]))
     for fold in range(folds.max() + 1):
         training = np.where(folds == fold, np.nan, labels)
         columns = np.flatnonzero(np.nanmax(training, 0, initial=-np.inf) > np.nanmin(training, 0, initial=np.inf))
         if len(columns) == 0:
             continue
         path = fit_path(x, training[:, columns], binary, grid, basis)
-        held = np.where(folds == fold, labels, np.nan)[:, columns]
+        rows, places = np.nonzero((folds == fold)[:, columns] & np.isfinite(labels[:, columns]))
+        held = labels[rows, columns[places]]
         for i in range(len(grid)):
-            f = path.at(i).predict(x)
-            total[i, columns] += np.nansum(np.logaddexp(0, f) - held * f if binary else (f - held) ** 2, axis=0)
-    return total
+            fit = path.at(i)
+            told, bias = (fit.predict(x) - fit.bias)[rows, places], fit.bias[places]
+            for m, multiple in enumerate(multiples):
+                f = multiple * told + bias
+                loss = np.logaddexp(0, f) - held * f if binary else (f - held) ** 2
+                total[m, i, columns] += np.bincount(places, loss, len(columns))
+    return total.min(0)

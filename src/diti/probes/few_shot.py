@@ -20,9 +20,11 @@ from diti.probes.scores import average_precision, pearson
 from diti.probes.task import LeftOut, Splits, Task, checked_task, label_folds
 
 L2_GRID = 10.0 ** np.arange(3, -4, -1)  # few labels need stronger penalties than many
+MULTIPLES = tuple(2.0**k for k in range(-2, 13))  # of a fit: only the order of images is scored
+BORROWED = 4.0  # weight of all attributes' mean loss beside an attribute's own: few labels of one say little
 FOLDS = 5
 POWERS = (0.5, 0.375, 0.0)  # of the metric: lengths of the features, a little less of that, all dims alike
-TELLING = 10  # labels from which on cross-validation can tell powers apart; below, the first is taken
+TELLING = 32  # labels from which on cross-validation can tell powers apart; below, the first is taken
 FEWEST = 4  # labels that can be drawn and split into folds
 
 
@@ -107,8 +109,9 @@ def few_shot(
     scaled = "" if metric is None else f" and one of the powers {tuple(powers)} of the metric"
     text = (
         f"fits to that many labelled training images, {repeats} draws; L2 per attribute from {L2_GRID[0]:g} to "
-        f"{L2_GRID[-1]:g}{scaled} by {FOLDS}-fold "
-        "cross-validated loss inside them; scored on test; spread is the standard deviation over the draws"
+        f"{L2_GRID[-1]:g}{scaled} by {FOLDS}-fold cross-validated loss of the best multiple inside them, "
+        f"{BORROWED:g} parts of all attributes' mean to one of its own; scored on test; spread is the standard "
+        "deviation over the draws"
     )
     kinds = tuple("ap" if kind else "r" for kind in task.binary)
     return FewShotResult(text, tuple(counts), task.names, kinds, both[..., 0], both[..., 1], ap, r, task.left_out)
@@ -144,7 +147,8 @@ def _one_draw(
             rows, few = draw_labels(y[:, columns], labelled, count, kind, rng)
             folds = label_folds(few, kind, FOLDS, rng)
             tried = x if count >= TELLING else x[:1]
-            best, model = fit_best_scaled([scaled[rows] for scaled in tried], few, kind, folds, L2_GRID)
+            drawn = [scaled[rows] for scaled in tried]
+            best, model = fit_best_scaled(drawn, few, kind, folds, L2_GRID, MULTIPLES, BORROWED)
             score = average_precision if kind else pearson
             found[columns] = np.nan_to_num(score(model.predict(test[best]), truth[:, columns]))
     return found

@@ -86,66 +86,6 @@ class Carrier:
     position: float | None  # mean place of the subsets, 0 (first) .. 1 (last), weighted by score above chance
 
 
-def subset_matrix(
-    features: np.ndarray,
-    labels: np.ndarray,
-    names: Sequence[str],
-    binary: Sequence[bool] | np.ndarray,
-    splits: Splits,
-    ends: Sequence[int],
-    split: str = "test",
-    *,
-    l2: float = L2,
-    rows: int | None = None,
-    seed: int = 0,
-    progress: bool = False,
-) -> SubsetMatrix:
-    """Probe every subset alone and all but it. Subset i owns the dims ends[i-1] .. ends[i] - 1.
-
-    Fits train, scores `split`; with `rows` at most that many training images are used, drawn with `seed`.
-    """
-    reader = _Reader.of(features, labels, names, binary, splits, ends, split, l2, rows, seed)
-    bounds = reader.bounds
-    whole, theta = reader.read(0, bounds[-1])
-    alone, without = [], []
-    with progress_bar("subset matrix", len(ends), unit="subsets", shown=progress) as advance:
-        for low, high in pairwise(bounds):
-            alone.append(reader.read(low, high)[0])
-            without.append(reader.read_without(low, high, theta) if high > low else whole)
-            advance()
-    return SubsetMatrix(alone=np.stack(alone), without=np.stack(without), full=whole, **reader.about)
-
-
-def cumulative(
-    features: np.ndarray,
-    labels: np.ndarray,
-    names: Sequence[str],
-    binary: Sequence[bool] | np.ndarray,
-    splits: Splits,
-    ends: Sequence[int],
-    split: str = "test",
-    *,
-    l2: float = L2,
-    rows: int | None = None,
-    seed: int = 0,
-    progress: bool = False,
-) -> Cumulative:
-    """Score against the number of subsets, taken from early to late and from late to early."""
-    reader = _Reader.of(features, labels, names, binary, splits, ends, split, l2, rows, seed)
-    bounds = reader.bounds
-    early, late, first, last = [], [], None, None
-    with progress_bar("cumulative scores", 2 * len(ends), unit="fits", shown=progress) as advance:
-        for high in bounds[1:]:
-            score, first = reader.read(0, high, first)
-            early.append(score)
-            advance()
-        for low in bounds[-2::-1]:
-            score, last = reader.read(low, bounds[-1], last)
-            late.append(score)
-            advance()
-    return Cumulative(early=np.stack(early), late=np.stack(late), **reader.about)
-
-
 def carriers(matrix: SubsetMatrix) -> list[Carrier]:
     """For each attribute the subset that reads it best alone, and the mean place of the subsets that read it."""
     above = np.maximum(matrix.alone - matrix.chance, 0)  # (K, A)
@@ -171,8 +111,11 @@ def _bounds(ends: Sequence[int], dims: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """Everything the fits share; `read` probes the dims low .. high - 1."""
+class SubsetProbe:
+    """Everything that probes of parts of one code share; `read` probes the dims low .. high - 1.
+
+    matrix = SubsetProbe.of(codes, labels, names, binary, splits, partition.ends).matrix()
+    """
 
     task: Task
     x: Tensor  # (N, D) standardised training images
@@ -194,11 +137,16 @@ class _Reader:
         binary: Sequence[bool] | np.ndarray,
         splits: Splits,
         ends: Sequence[int],
-        split: str,
-        l2: float,
-        rows: int | None,
-        seed: int,
-    ) -> _Reader:
+        split: str = "test",
+        *,
+        l2: float = L2,
+        rows: int | None = None,
+        seed: int = 0,
+    ) -> SubsetProbe:
+        """Fits train, scores `split`; subset i owns the dims ends[i-1] .. ends[i] - 1.
+
+        With `rows` at most that many training images are used, drawn with `seed`.
+        """
         if split not in ("test", "valid") or l2 <= 0 or (rows is not None and rows < 2):
             raise InputError(f"split {split!r}, l2 {l2:g}, rows {rows}: use split test or valid, l2 > 0, rows > 1")
         task = checked_task(features, labels, names, binary, splits)
@@ -224,6 +172,31 @@ class _Reader:
             l2=l2,
             protocol=text,
         )
+
+    def matrix(self, *, progress: bool = False) -> SubsetMatrix:
+        """Every subset alone, and all but it."""
+        whole, theta = self.read(0, self.bounds[-1])
+        alone, without = [], []
+        with progress_bar("subset matrix", len(self.bounds) - 1, unit="subsets", shown=progress) as advance:
+            for low, high in pairwise(self.bounds):
+                alone.append(self.read(low, high)[0])
+                without.append(self.read_without(low, high, theta) if high > low else whole)
+                advance()
+        return SubsetMatrix(alone=np.stack(alone), without=np.stack(without), full=whole, **self.about)
+
+    def cumulative(self, *, progress: bool = False) -> Cumulative:
+        """Score against the number of subsets, taken from early to late and from late to early."""
+        early, late, first, last = [], [], None, None
+        with progress_bar("cumulative scores", 2 * len(self.bounds) - 2, unit="fits", shown=progress) as advance:
+            for high in self.bounds[1:]:
+                score, first = self.read(0, high, first)
+                early.append(score)
+                advance()
+            for low in self.bounds[-2::-1]:
+                score, last = self.read(low, self.bounds[-1], last)
+                late.append(score)
+                advance()
+        return Cumulative(early=np.stack(early), late=np.stack(late), **self.about)
 
     @property
     def about(self) -> dict[str, Any]:

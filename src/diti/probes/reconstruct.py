@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diti.core.device import HOST
 from diti.core.errors import InputError
 from diti.core.images import to_uint8
 from diti.core.rng import numpy_generator
@@ -182,7 +183,7 @@ def load_network(path: Path) -> torch.jit.ScriptModule:
         with warnings.catch_warnings():
             # The files exist in no other format.
             warnings.filterwarnings("ignore", r"`torch\.jit\.load` is deprecated", DeprecationWarning)
-            return torch.jit.load(path, map_location="cpu").eval()
+            return torch.jit.load(path, map_location=HOST).eval()
     except RuntimeError as error:
         reason = str(error).splitlines()[0][:100]
         raise InputError(f"{path} cannot be read as TorchScript ({reason}); replace or remove it") from None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from diti.core.device import AUTO, Device, preferred
 from diti.core.errors import InputError
 from diti.core.outputs import require_writable
 from diti.core.runs import as_path, command_line, versions, write_json
@@ -53,11 +54,13 @@ def report(
     paper: bool = False,
     seed: int = 0,
     overwrite: bool = False,
+    device: Device = AUTO,
 ) -> Report:
     """Compare runs on one page, as `diti report` does; measures what was not measured yet.
 
     runs: run folders, or folders of run folders. data: images with attributes to measure on; by default what the
     runs were trained on. transfer: others, on which the same codes are probed.
+    device: where to compute, such as "cuda:1".
 
         diti.report(["runs/model", "runs/pdae"], data="data/mine").headline
     """
@@ -68,9 +71,10 @@ def report(
     named, other = (None if given is None else place_of(given) for given in (data, transfer))
     sources = [runs] if isinstance(runs, str | Path) else runs
     folder = as_path(out, "out")
-    return build_report(
-        sources, folder, data=named, transfer=other, effort=effort, paper=paper, overwrite=overwrite
-    )
+    with preferred(device):  # for the processes that measure, too
+        return build_report(
+            sources, folder, data=named, transfer=other, effort=effort, paper=paper, overwrite=overwrite
+        )
 
 
 def build_report(
@@ -83,6 +87,7 @@ def build_report(
     paper: bool = False,
     title: str = "",
     lead: str = "",
+    first: Sequence[Section] = (),
     more: Sequence[Section] = (),
     overwrite: bool = False,
 ) -> Report:
@@ -90,7 +95,7 @@ def build_report(
 
     sources: run folders, or folders of run folders. transfer: other images with attributes, on which the same
     codes are probed. paper: show the paper's numbers, greyed, on other data too.
-    more: sections for the end, folded. overwrite: also replace files that diti did not write.
+    first, more: sections for the beginning and for the end. overwrite: also replace files that diti did not write.
     """
     names = [PAGE, RECORD, *(f"{key}.csv" for key in tables.KEYS), f"{LOGS}/log.txt"]
     drawn = sorted((out / FIGURES).glob("*"))  # earlier ones, which may be drawn again
@@ -112,10 +117,11 @@ def build_report(
     built, verdicts = build_tables(groups, baselines, paper), in_words.verdicts(groups, baselines)
     headline = in_words.headline(groups, baselines)
     comparisons = Section("Every comparison", "\n\n".join(verdicts), folded=True)
+    measured = sections(groups, built, " ".join(headline), out / FIGURES)
     page = Page(
         title or f"{listed([group.label for group in groups])} on {dataset.title}",
         lead,
-        [*sections(groups, built, " ".join(headline), out / FIGURES), *([comparisons] if verdicts else []), *more],
+        [*first, *measured, *([comparisons] if verdicts else []), *more],
         facts(dataset, data, groups),
     )
     write_twins(groups, built, verdicts, out)

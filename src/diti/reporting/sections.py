@@ -199,7 +199,7 @@ ORDERS = {
     "probed_position": "the position of the subset that a probe reads best",
 }
 KNOWLEDGE = """A linear probe is fitted to the codes of training images; its penalty is chosen on validation images
-and it is scored once on test images. The baselines need no training: what they reach is no method's merit."""
+and it is scored once on test images. The baselines need no training: no method can claim what they reach."""
 COUNTERFACTUALS = """A network that reads attributes from pixels, trained apart from all methods, says what an
 edited image shows. Leakage is the change of the other attributes. A model that moves nothing leaks nothing:
 read it beside the wanted change."""

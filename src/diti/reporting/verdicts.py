@@ -23,9 +23,9 @@ def best_baseline(measure: Measure, groups: Sequence[Group], baselines: Sequence
     name, best = _highest(measure, baselines)
     if best is None:
         return ""
-    ahead = _named(measure, groups, lambda own: gain(measure, own, best) > 0 and apart(own, best))
+    ahead = _labels_where(measure, groups, lambda own: gain(measure, own, best) > 0 and apart(own, best))
     words = f"{name}, which needs no method, reaches {measure.text(best.value)} {measure.unit}"
-    return f"{words}: {' and '.join(ahead)} read more." if ahead else f"{words}: nobody reads clearly more."
+    return f"{words}: {' and '.join(ahead)} read more." if ahead else f"{words}: none reads clearly more."
 
 
 def verdicts(groups: Sequence[Group], baselines: Sequence[Record] = ()) -> list[str]:
@@ -81,7 +81,7 @@ def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Seque
     name, baseline = _highest(measure, baselines)
     if baseline is None:
         return ""
-    below = _named(measure, groups, lambda own: gain(measure, own, baseline) <= 0)
+    below = _labels_where(measure, groups, lambda own: gain(measure, own, baseline) <= 0)
     best = f"{name}, which needs no training, reaches {measure.text(baseline.value)} {measure.unit}"
     return f"{best}: not exceeded by {', '.join(below)}." if below else ""
 
@@ -91,13 +91,13 @@ def gain(measure: Measure, own: Score, other: Score) -> float:
     return measure.better * (own.value - other.value)
 
 
-def _named(measure: Measure, groups: Sequence[Group], chosen: Callable[[Score], bool]) -> list[str]:
+def _labels_where(measure: Measure, groups: Sequence[Group], chosen: Callable[[Score], bool]) -> list[str]:
     """The groups whose score is `chosen`, with it."""
     scores = [(group.label, score) for group in groups if (score := over_runs(group, measure.of))]
     return [f"{label} ({measure.text(own.value)})" for label, own in scores if chosen(own)]
 
 
 def _highest(measure: Measure, baselines: Sequence[Record]) -> tuple[str, Score | None]:
-    """The best baseline by a score; none where there is none."""
+    """The best baseline by a score, if there is any."""
     reached = [(name, score) for name, records in baseline_records(baselines) if (score := measure.of(records))]
     return max(reached, key=lambda item: measure.better * item[1].value, default=("", None))

@@ -71,7 +71,7 @@ def loss_curves(
         z = encoder(pixels)
         codes = [partition.mask(code, t) for code in (z, z.roll(1, 0))]
         found.append((*losses_with(decoder, pixels, t, noise, codes), t / partition.timesteps))
-    frozen, with_z, shuffled, share = (torch.cat(column).double().cpu() for column in zip(*found, strict=True))
+    frozen, with_z, shuffled, share = (torch.cat(column).cpu().double() for column in zip(*found, strict=True))
     return LossCurves(frozen, with_z, shuffled, share)
 
 
@@ -108,6 +108,7 @@ def save_reconstructions(
     z = None if features is None else model.encode(features[rows])
     inferred = model.reconstruct(images, "inferred", value_range=MODEL_RANGE, z=z)
     random = model.reconstruct(images, "random", value_range=MODEL_RANGE, z=z)
+    inferred, random = inferred.cpu(), random.cpu()
     sheet = torch.cat([images, inferred, random])
     labels = ["image", "z, inferred x_T", "z, random x_T"]
     save_picture(grid(to_uint8(sheet), len(rows), row_labels=labels), path)
@@ -124,7 +125,7 @@ def assess_diti(model: DiTi, dataset: Dataset, folder: Path, features: np.ndarra
     """
     encoder: Callable[[Tensor], Tensor] = model.encoder
     if features is not None:
-        codes = iter(model.encode(features[fixed_rows(dataset)]).to(model.device).split(BATCH))
+        codes = iter(model.encode(features[fixed_rows(dataset)]).split(BATCH))
         encoder = lambda pixels: next(codes)  # noqa: E731 - in the order in which the images come
     curves = loss_curves(encoder, model.decoder, model.partition, dataset)
     save_loss_figure(curves, folder / "losses.png")

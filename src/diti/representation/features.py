@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pyarrow.parquet
 import torch
 from torch import Tensor, nn
 
+from diti.core.device import AUTO, Device, fitted, sent
 from diti.core.errors import InputError
-from diti.core.lanes import in_lanes
+from diti.core.lanes import in_lanes, lanes_on
 from diti.core.machine import cache_folder
 from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
@@ -63,8 +65,8 @@ def encoder_codes(encoder: Encoder, dataset: Dataset, *, mirrored: bool = False)
         if seen is None:
             return _run(encoder, encoder, dataset, mirrored)
         with inference(encoder), torch.no_grad():
-            parts = torch.from_numpy(seen).to(encoder.head.weight).split(BATCH)
-            return torch.cat([encoder.code(part) for part in parts]).cpu().numpy()
+            parts = torch.from_numpy(seen).split(BATCH)
+            return torch.cat([encoder.code(part.to(encoder.head.weight)).cpu() for part in parts]).numpy()
 
     return _kept(f"{encoder_hash(encoder)}/{dataset.hash}/z/{mirrored}", len(dataset), compute)
 
@@ -104,11 +106,14 @@ def explained_by_z(model: Model, dataset: Dataset) -> np.ndarray | None:
 
     def work(rows: slice) -> np.ndarray:
         pixels = _pixels(model.encoder, dataset, rows)
-        return explained_share(model, pixels, codes[rows].to(pixels)).float().cpu().numpy()[:, None]
+        share = fitted(partial(explained_share, model), pixels, codes[rows].to(pixels))
+        return share.float().cpu().numpy()[:, None]
 
     def compute() -> np.ndarray:
         with inference(model.decoder):
-            return _joined("what z explains", dataset, in_lanes(work, _parts(dataset, model.at_once)))
+            return _joined(
+                "what z explains", dataset, in_lanes(work, _parts(dataset, model.at_once), lanes_on(model.device))
+            )
 
     return _kept(f"{model_hash(model)}/{dataset.hash}/explained/{TIMES}", len(dataset), compute)[:, 0]
 
@@ -154,13 +159,13 @@ def _run(encoder: Encoder, function: Callable[[Tensor], Tensor], dataset: Datase
 
     def work(rows: slice) -> np.ndarray:
         pixels = _pixels(encoder, dataset, rows)
-        return function(pixels.flip(-1) if mirrored else pixels).cpu().numpy()
+        return fitted(function, pixels.flip(-1) if mirrored else pixels).cpu().numpy()
 
     if dataset.size != encoder.size:
         log.warning("images of %d px are resized to the model's %d px", dataset.size, encoder.size)
     with inference(encoder):
-        parts = _parts(dataset, images_at_once(encoder.size))
-        return _joined("encoding", dataset, in_lanes(work, parts))
+        parts = _parts(dataset, images_at_once(encoder.size, encoder.head.weight.device))
+        return _joined("encoding", dataset, in_lanes(work, parts, lanes_on(encoder.head.weight.device)))
 
 
 def _kept(facts: str, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarray:
@@ -199,7 +204,7 @@ def _pixels(encoder: Encoder, dataset: Dataset, rows: slice | np.ndarray) -> Ten
     images = np.asarray(dataset.images[rows])
     if dataset.size != encoder.size:
         images = np.stack([decode(image, encoder.size, "centre") for image in images])
-    return as_batch(images, encoder.size).to(encoder.head.weight.device)
+    return sent(as_batch(images, encoder.size), encoder.head.weight.device)
 
 
 def _joined(label: str, dataset: Dataset, parts: Iterable[np.ndarray]) -> np.ndarray:
@@ -251,28 +256,30 @@ def encode(
     explained: bool = True,
     metric: bool = False,
     overwrite: bool = False,
+    device: Device = AUTO,
 ) -> np.ndarray:
     """z float32 (N, D) of images, a row per image in their order, as `diti encode` writes it to a table.
 
     images: a Dataset, the name of one or whatever else --data accepts, or images themselves, as `Model.encode`
     takes them. out: table to write, .parquet or .csv, of images that have names. explained: also the share of each
     image that z explains, in that table, where the model can tell. metric: instead of z, codes in which distances
-    mean something, see `Model.in_metric`.
+    mean something, see `Model.in_metric`. device: where to compute, such as "cuda:1"; by default where a given
+    model is, else a GPU where torch finds one.
 
         z = diti.encode("runs/model", "photos", "features.parquet")
     """
     if isinstance(images, Dataset | str | Path):
         if out is not None:
             options = {"explained": explained, "metric": metric, "overwrite": overwrite}
-            return write_features(model, images, as_path(out, "out"), **options)[0]
-        model = as_model(model)
+            return write_features(model, images, as_path(out, "out"), **options, device=device)[0]
+        model = as_model(model, device)
         dataset = as_dataset(images, model.size)
         return codes_in_metric(model, dataset) if metric else encode_dataset(model, dataset)
     if out is not None:
         raise InputError("out is a table with names of images, which arrays lack; give a folder or a Dataset")
-    model = as_model(model)
+    model = as_model(model, device)
     z = model.encode(images)
-    return (model.in_metric(z) if metric else z).numpy()
+    return (model.in_metric(z) if metric else z).cpu().numpy()
 
 
 def codes_in_metric(model: Model, dataset: Dataset) -> np.ndarray:
@@ -290,6 +297,7 @@ def write_features(
     explained: bool = True,
     metric: bool = False,
     overwrite: bool = False,
+    device: Device = AUTO,
 ) -> tuple[np.ndarray, str]:
     """z (N, D), also as a table with the file's name and split, a row per image; and what was written.
 
@@ -298,7 +306,7 @@ def write_features(
     """
     check_table_file(out)
     require_writable({"--out": [out]}, [place_of(images)], overwrite=overwrite)
-    model = as_model(model)
+    model = as_model(model, device)
     dataset = as_dataset(images, model.size)
     codes = codes_in_metric(model, dataset) if metric else encode_dataset(model, dataset)
     shares = explained_by_z(model, dataset) if explained else None

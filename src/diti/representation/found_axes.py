@@ -73,7 +73,7 @@ def _codes(model: Model, dataset: Dataset, rows: np.ndarray) -> Tensor:
     """(B, D) of some images, from their features where these were kept."""
     seen = kept_features(model.encoder, dataset)
     if seen is None:
-        return model.encode(dataset.pixels(rows))
+        return model.encode(dataset.pixels(rows)).cpu()
     return model.encoder.code(torch.from_numpy(seen[rows]).to(model.device)).cpu()
 
 

@@ -19,6 +19,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from diti.core.device import on_host
 from diti.core.errors import InputError, nearest
 from diti.representation.partition_checks import (
     check_count,
@@ -53,7 +54,6 @@ _MEASURED = {  # what was measured for a kind, which it cannot be made without
     "matched": "a matched partition needs starts, the time-step from which each subset is visible; give one each",
 }
 KINDS = tuple(PARAMETERS)
-DEFAULT_KIND = "staged-even"
 
 # The imbalanced partition of the paper's appendix, for 1000 time-steps and 512 dims.
 STAGE_ENDS = (50, 100, 300, 500, 1000)
@@ -201,7 +201,9 @@ class Partition:
             return self._subset_at[whole_number("time-step", t, 0, self.timesteps)]
         if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
             raise InputError(f"time-steps must be whole numbers, got a tensor of {t.dtype}; use int64")
-        for extreme in t.aminmax() if t.numel() else ():
+        for extreme in (
+            t.aminmax() if on_host(t) and t.numel() else ()
+        ):  # elsewhere it would stall the queue of work
             whole_number("time-step", int(extreme), 0, self.timesteps)
         return self._tables(t.device)[0].take(t.long())  # a copy: indexing by one t would give a view of the table
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diti.config import DEFAULT_PRESET, TrainConfig
 from diti.core import loop
+from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
 from diti.core.outputs import require_writable
 from diti.core.processes import require_alone
@@ -22,7 +24,7 @@ from diti.presets import train_preset
 from diti.representation.finish import Findings, finish, training_statistics
 from diti.representation.methods.base import see_before
 from diti.representation.methods.method import Method
-from diti.representation.models.loading import as_backbone, backbone_name, load
+from diti.representation.models.loading import as_backbone, backbone_name, device_of, load
 from diti.representation.models.model import Model
 from diti.representation.registry import find_method
 from diti.representation.settings import resolve
@@ -34,6 +36,7 @@ def train_model(
     begun: Callable[[], None] = lambda: None,
     backbone: Backbone | None = None,
     data: Dataset | None = None,
+    device: Device = AUTO,
 ) -> Findings:
     """Train, or continue to train, the model of `config` in the run folder `out`; returns what was measured.
 
@@ -43,7 +46,8 @@ def train_model(
     method = find_method(config.method)
     # What the folder holds already is told further on; this is about its place, and about what is read.
     require_writable({"--out": [out / "config.yaml"]}, [config.data, config.backbone], overwrite=True)
-    accelerator = loop.make_accelerator(config.training)
+    config = replace(config, training=loop.with_precision(config.training, device))
+    accelerator = loop.make_accelerator(config.training, device)
     backbone = backbone or frozen_backbone(method, config)
     loop.check_batch(config.training, accelerator.num_processes)
     size = backbone.size if backbone else named_preset(config.preset).backbone.size
@@ -56,7 +60,9 @@ def train_model(
         by_content = {"backbone"} if backbone else set()  # its name may change, its hash may not
         start_run(config, run, dataset, accelerator, inputs, FREE | by_content)
         begun()
-        objective = method.build(config, backbone, dataset)
+        if backbone:
+            backbone.to(accelerator.device)
+        objective = method.build(config, backbone, dataset).to(accelerator.device)
         see_before(objective, config.training, dataset)
         weights = loop.train(
             objective,
@@ -88,10 +94,10 @@ def origin(config: TrainConfig, images: int) -> str:
 def frozen_backbone(method: Method, config: TrainConfig) -> Backbone | None:
     """The frozen diffusion model, unless none is named and none is needed."""
     if config.backbone:
-        return load_backbone(config.backbone)
+        return load_backbone(config.backbone, HOST)
     if method.wants_backbone(config):
         reason = f"method {method.name}" if method.needs_backbone else f"encoder {config.code.encoder!r}"
-        raise InputError(f"{reason} needs a backbone and none is given; name a folder, a hub id, or toyfaces32")
+        raise InputError(f"{reason} needs a backbone and none is given; name a folder, a hub id, or faces64")
     return None
 
 
@@ -104,13 +110,16 @@ def train(
     preset: str = DEFAULT_PRESET,
     images: int | None = None,
     seed: int = 0,
+    device: Device = AUTO,
     **settings: Any,
 ) -> Model:
     """Train a model in the folder `out`, or continue to: what `diti train` does, from Python.
 
     backbone: a folder, shipped name or hub id, a backbone itself, or a model, whose backbone is taken.
-    images: length of the training, images seen; by default the preset's. settings: any other option of
-    `diti train` by name, such as encoder, code_dim, subsets, learning_rate, or one of the method's own.
+    images: length of the training, images seen; by default the preset's.
+    device: where to compute, such as "cuda:1"; by default where a given backbone is, else a GPU if there is one.
+    settings: any other option of `diti train` by name, such as encoder, code_dim, subsets, learning_rate, or one
+    of the method's own.
 
         model = diti.train("data/mine", "runs/backbone", method="pdae", images=20_000, out="runs/pdae")
     """
@@ -125,5 +134,6 @@ def train(
     }
     config, folder = from_options(train_preset(preset), options, "diti.train"), as_path(out, "out")
     held = as_backbone(backbone) if isinstance(backbone, Backbone | Model) else None
-    train_model(config, folder, backbone=held, data=data if isinstance(data, Dataset) else None)
-    return load(folder)
+    device = device_of(backbone, device)
+    train_model(config, folder, backbone=held, data=data if isinstance(data, Dataset) else None, device=device)
+    return load(folder, device)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diti.config import WITHOUT_EFFECT, TrainingConfig
+from diti.core.device import AUTO, Device, sent
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator, train
 from diti.core.objective import LossReport, Objective
@@ -70,8 +71,8 @@ class LatentDenoising(Objective):
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         """`images` are standardised codes (B, D): the loop asks for nothing else of them."""
         steps = self.latent.shape.timesteps
-        t = draws.integers("time-step", steps).to(images.device)
-        noise = draws.normal("noise", (self.latent.dims,)).to(images.device)
+        t = sent(draws.integers("time-step", steps), images.device)
+        noise = draws.normal("noise", (self.latent.dims,), images.device)
         loss = noise_loss(self.latent, images, t, noise, self.latent.schedule)
         return LossReport(total=loss.mean(), per_image=loss, time_share=t.float() / steps)
 
@@ -83,13 +84,13 @@ def noise_loss(eps_fn: EpsFn, codes: Tensor, t: Tensor, noise: Tensor, schedule:
 
 
 def fit_latent(
-    model_folder: str | Path, data: str, *, codes_seen: int = CODES_SEEN, seed: int = 0
+    model_folder: str | Path, data: str, *, codes_seen: int = CODES_SEEN, seed: int = 0, device: Device = AUTO
 ) -> dict[str, Any]:
     """Train, or continue to train, `latent/` of a model folder on codes of `data`; returns what was measured."""
     folder = Path(model_folder)
     if not folder.is_dir():
         raise InputError(f"{model_folder} is not a folder; a latent is written into a model folder on this disk")
-    model = load_with_decoder(folder)
+    model = load_with_decoder(folder, device)
     dataset = require_training_images(open_data(data, model.size))
     model.require_size(dataset.size)
     shape = default_shape(model.dims, encoder_file_hash(folder))
@@ -99,7 +100,7 @@ def fit_latent(
         codes = torch.from_numpy(encode_dataset(model, dataset))  # once; the loop sees no image
         latent = new_latent(shape, *model.statistics(codes[dataset.rows("train")]), seed)
         held_out = dataset.rows("valid") if len(dataset.rows("valid")) else dataset.rows("train")
-        return train_latent(latent, codes[dataset.rows("train")], codes[held_out], config, run)
+        return train_latent(latent, codes[dataset.rows("train")], codes[held_out], config, run, model.device)
 
 
 def start_latent_run(model_folder: Path, config: LatentConfig, inputs: dict[str, Any]) -> RunFolder:
@@ -116,10 +117,15 @@ def start_latent_run(model_folder: Path, config: LatentConfig, inputs: dict[str,
 
 
 def train_latent(
-    latent: Latent, train_codes: Tensor, held_out: Tensor, config: LatentConfig, run: RunFolder
+    latent: Latent,
+    train_codes: Tensor,
+    held_out: Tensor,
+    config: LatentConfig,
+    run: RunFolder,
+    device: Device = AUTO,
 ) -> dict[str, Any]:
     """Train on codes (N, D) in z's own scale, write `latent/` and what was measured on the held-out codes."""
-    accelerator = make_accelerator(config.training)
+    accelerator = make_accelerator(config.training, device)
     known, unseen = latent.standardise(train_codes), latent.standardise(held_out)
     stream = Stream(np.arange(len(known)), config.training.seed, flip=False)
     weights = train(
@@ -128,7 +134,7 @@ def train_latent(
         config.training,
         run,
         label="training the latent",
-        evaluate=lambda seen: {"validation_loss": validation_loss(latent, unseen, latent.schedule)},
+        evaluate=lambda seen: {"validation_loss": latent_loss(latent, unseen)},
         accelerator=accelerator,
     )
     facts: dict[str, Any] = {}
@@ -173,7 +179,7 @@ def quality(latent: Latent, train_codes: Tensor, held_out: Tensor) -> dict[str, 
     gaussian = Gaussian.fit(train_codes)
     schedule = latent.schedule
     facts = {
-        "validation_loss": validation_loss(latent, held_out, schedule),
+        "validation_loss": latent_loss(latent, held_out),
         "validation_loss_gaussian": validation_loss(
             lambda x, t: gaussian.eps(x, gather(schedule.alpha_bar, t, x)), held_out, schedule
         ),
@@ -197,15 +203,22 @@ def some_rows(codes: Tensor, count: int, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def validation_loss(eps_fn: EpsFn, codes: Tensor, schedule: Schedule) -> float:
-    """Mean of `noise_loss` over fixed codes, time-steps and noise, all time-steps alike."""
+def validation_loss(eps_fn: EpsFn, codes: Tensor, schedule: Schedule, device: torch.device | None = None) -> float:
+    """Mean of `noise_loss` over fixed codes, time-steps and noise, all time-steps alike. device: the network's."""
     rng = torch_generator(0, "latent-validation")
     rows = torch.arange(VALIDATION_DRAWS) % len(codes)
     t = (torch.arange(VALIDATION_DRAWS) * schedule.timesteps // VALIDATION_DRAWS)[
         torch.randperm(VALIDATION_DRAWS, generator=rng)
     ]
     noise = torch.randn((VALIDATION_DRAWS, codes.shape[1]), generator=rng)
-    return noise_loss(eps_fn, codes[rows], t, noise, schedule).double().mean().item()
+    where = device or codes.device
+    loss = noise_loss(eps_fn, codes[rows].to(where), t.to(where), noise.to(where), schedule)
+    return loss.cpu().double().mean().item()
+
+
+def latent_loss(latent: Latent, codes: Tensor) -> float:
+    """The same of a latent, where it is."""
+    return validation_loss(latent, codes, latent.schedule, latent.mean.device)
 
 
 def energy_distance(a: Tensor, b: Tensor) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -20,6 +20,7 @@ from diti.core.images import to_uint8
 from diti.core.progress import followed
 from diti.edit.interpolate import moved_dims
 from diti.edit.invert import Inverted
+from diti.representation.models.axis_names import Key
 from diti.studio import markup, uploads
 from diti.studio.session import Stopped, Visitor
 from diti.studio.turns import Turns
@@ -184,7 +185,7 @@ def picker(desk: Desk, slot: str, label: str, about: str) -> Picker:
         yield markup.chosen(visitor.images[slot], label)
 
     def by_upload(visitor: Visitor, event: gr.EventData) -> Iterator[str]:
-        visitor.images[slot] = uploads.read_upload(event._data, world.model.size)
+        visitor.images[slot] = uploads.read_upload(event._data, world.model.size, world.framing)
         yield markup.chosen(visitor.images[slot], label)
 
     choices: list[tuple[Any, Work]] = [(randomly.click, by_chance), (upload.upload, by_upload)]
@@ -204,6 +205,12 @@ def gallery(world: World) -> Any:
 def clickable(value: str = "", kind: str = "") -> Any:
     """HTML whose buttons report their row or cell."""
     return html(value, js_on_load=CLICK, elem_classes=["clickable", kind])
+
+
+def axis_buttons(world: World, visitor: Visitor, offered: Sequence[Key], chosen: Collection[Key]) -> str:
+    """A button for each axis, the chosen ones pressed; `World.key_of` understands its row."""
+    named = [(world.label(key, visitor.names), world.row_of(key)) for key in offered]
+    return str(markup.choices(named, {world.row_of(key) for key in chosen}))
 
 
 def then_redraw(desk: Desk, chosen: Picker, work: Work, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

@@ -39,6 +39,7 @@ class Visitor:
     names: dict[Key, AxisName] = field(default_factory=dict)  # of axes, where the model folder keeps none
     part: int | None = None  # whose axes are looked at; at first those that are seen best, of whatever part
     axis: Key | None = None  # that is turned
+    alike: set[Key] = field(default_factory=set)  # axes on which pictures are searched; none: in the chosen part
     stops: int = 0  # how often the visitor asked to stop
     kept: OrderedDict[str, Inverted] = field(default_factory=OrderedDict)
 

@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image
 
 from diti.core.errors import InputError
-from diti.data.decode import Unreadable, decode, picture_size
+from diti.data.decode import Unreadable, decode, picture_size, whole_picture
+from diti.studio.framing import Framing
 
 MOST_BYTES = 8 * 2**20  # of a file
 MOST_PIXELS = 24_000_000  # a photo of a good phone
@@ -27,9 +28,13 @@ NO_PICTURE = (
 _DATA_URL = re.compile(r"data:[\w./+-]{0,100};base64,")
 
 
-def read_upload(sent: Any, size: int) -> np.ndarray:
-    """uint8 (size, size, 3) of what the page sent; InputError with a friendly line for anything but a picture."""
-    return decoded(contents(sent), size)
+def read_upload(sent: Any, size: int, framing: Framing | None = None) -> np.ndarray:
+    """uint8 (size, size, 3) of what the page sent; InputError with a friendly line for anything but a picture.
+
+    framing: how the model's pictures show a face, which is then found, cut out and turned; without it the central
+    square is taken.
+    """
+    return decoded(contents(sent), size, framing)
 
 
 def contents(sent: Any) -> bytes:
@@ -46,7 +51,7 @@ def contents(sent: Any) -> bytes:
         return b""
 
 
-def decoded(data: bytes, size: int) -> np.ndarray:
+def decoded(data: bytes, size: int, framing: Framing | None = None) -> np.ndarray:
     """uint8 (size, size, 3): its head is read first, and only a picture of acceptable size is decoded.
 
     Pillow knows many more kinds of files, some of which it hands to other programs; those are not opened.
@@ -62,7 +67,7 @@ def decoded(data: bytes, size: int) -> np.ndarray:
                 f"This picture has {width * height / 1e6:,.0f} megapixels ({width:,}×{height:,}); please choose "
                 f"one of at most {MOST_PIXELS / 1e6:.0f}."
             )
-        return decode(data, size, "centre")
+        return framing.cut(whole_picture(data), size) if framing else decode(data, size, "centre")
     except Unreadable as error:
         if "decompression bomb" in str(error):  # Pillow's own limit, met while the head is read
             most = f"{MOST_PIXELS / 1e6:.0f} megapixels"

@@ -6,6 +6,7 @@ Notation: N images, D dims of z, K subsets, A attributes.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +20,7 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.core.rng import numpy_generator
 from diti.data.prepared import Dataset
-from diti.data.readers.toyfaces_source import is_toyfaces
-from diti.data.sources import open_data
+from diti.data.sources import BUILT_IN, built_in, open_data
 from diti.diffusion.files import ASSETS, locate, may_keep
 from diti.edit.directions import (
     Direction,
@@ -33,7 +33,7 @@ from diti.edit.directions import (
 from diti.edit.interpolate import cut_of
 from diti.edit.select import fit_linear
 from diti.exploring.axes import extremes, removed_by
-from diti.probes.matrix import SubsetMatrix, subset_matrix
+from diti.probes.matrix import SubsetMatrix, SubsetProbe
 from diti.probes.task import Splits
 from diti.representation.checks import LossCurves, loss_curves
 from diti.representation.features import encode_dataset
@@ -52,10 +52,10 @@ from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.diffusion import DiffusionModel, DiTi
 from diti.representation.models.loading import load_with_decoder
 from diti.representation.partition import Partition
+from diti.studio.framing import Framing, framing_of
 from diti.studio.session import FULL_STEPS, PREVIEW_STEPS
 
-SHIPPED = "toyfaces32-diti"
-FACES = "toyfaces:800"  # drawn where a model of toy faces is opened without data
+TOY_FACES = "toyfaces:800"  # drawn where a model of toy faces is opened without data
 SHOWN = 24  # images offered for a click
 BEST = 12  # axes offered at first, those that are seen best
 MEASURED_IMAGES = 64  # for losses: to be looked at, not to be published
@@ -104,6 +104,11 @@ class World:
         """Rows of the images that are offered for a click."""
         count = 0 if self.dataset is None else len(self.dataset)
         return np.sort(numpy_generator(0, "studio").permutation(count)[:SHOWN])
+
+    @cached_property
+    def framing(self) -> Framing | None:
+        """How the images show faces, so that uploads can be cut out alike; None where they show none."""
+        return framing_of([self.pixels(row) for row in self.offered.tolist()])
 
     def pixels(self, row: object) -> np.ndarray:
         """uint8 (H, W, 3) of a row that a page named; anything else is refused."""
@@ -174,17 +179,10 @@ class World:
         names, train, held = dataset.attributes, dataset.rows("train"), self.held_apart()
         if not names or not len(train) or not len(held):
             raise InputError("The data has no labels, so nobody can say which part tells what. The rest works.")
-        binary = [dataset.is_binary(name) for name in names]
+        binary, splits = [dataset.is_binary(name) for name in names], Splits(train, held[:0], held)
         with self.lock:
-            return subset_matrix(
-                self.codes,
-                dataset.labels(names),
-                names,
-                binary,
-                Splits(train, held[:0], held),
-                self.partition.ends,
-                split="test",
-            )
+            probe = SubsetProbe.of(self.codes, dataset.labels(names), names, binary, splits, self.partition.ends)
+            return probe.matrix()
 
     def held_apart(self) -> np.ndarray:
         """Rows that nothing is learned from: there is nothing to choose, so those for choosing count too."""
@@ -250,6 +248,18 @@ class World:
             return np.asarray(self.codes[:, int(key)])
         return self.found.places(torch.from_numpy(self.codes), self.statistics()[0])[:, axis].numpy()
 
+    def row_of(self, key: Key) -> int:
+        """The number by which a page speaks of an axis or a dim: dims first."""
+        axis = axis_of(key)
+        return int(key) if axis is None else self.model.dims + axis
+
+    def key_of(self, row: object, offered: Sequence[Key]) -> Key:
+        """The axis or dim, one of those offered, that a page named by its number."""
+        rows = {self.row_of(key): key for key in offered}
+        if type(row) is not int or row not in rows:
+            raise InputError("There is no such axis in this part.")
+        return rows[row]
+
     def label(self, key: Key, own: dict[Key, AxisName]) -> str:
         """The name of an axis or a dim, that which the visitor gave for this visit too."""
         given = {**self.model.axis_names, **own}
@@ -285,9 +295,9 @@ def open_world(source: str, data: str | None) -> World:
 
 def _own_data(folder: Path, size: int) -> Dataset | None:
     """The data that the model was made from if it is still there; of toy faces a few, drawn anew."""
-    named = _named_data(folder / "config.yaml")
-    if is_toyfaces(named) or (not named and ASSETS in folder.resolve().parents):
-        return open_data(FACES, size)
+    named = _shipped_data(folder) or _named_data(folder / "config.yaml")
+    if built_in(named) == "toyfaces":
+        return open_data(TOY_FACES, size)
     if not named:
         return None
     try:
@@ -295,6 +305,12 @@ def _own_data(folder: Path, size: int) -> Dataset | None:
     except InputError:  # moved or deleted since
         return None
     return dataset if dataset.size == size else None
+
+
+def _shipped_data(folder: Path) -> str | None:
+    """The built-in data of a model in the box, which bears its name: faces64-diti goes with faces."""
+    shipped = ASSETS in folder.resolve().parents
+    return next((name for name in BUILT_IN if folder.name.startswith(name)), None) if shipped else None
 
 
 def _named_data(path: Path) -> str:

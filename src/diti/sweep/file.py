@@ -3,7 +3,7 @@
 Only `data`, `backbone` (for methods that need one) and `runs` are required:
 
     verb: train                   # or solve
-    preset: toyfaces32            # where the settings of trainings start from
+    preset: toyfaces32            # where the settings of training runs start from
     data: toyfaces:60000
     backbone: toyfaces32
     settings: {images: 100000}    # over the preset, for all runs
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from diti.config import SolveConfig, TrainConfig
+from diti.core.device import HOST
 from diti.core.errors import InputError, nearest
 from diti.core.settings import differences, from_options, sections
 
@@ -116,7 +117,7 @@ class Runs(Generic[Config]):
         for name, config in self.runs.items():
             with naming(f"run {name}"):
                 if config.backbone and config.backbone not in found:
-                    found[config.backbone] = load_backbone(config.backbone)
+                    found[config.backbone] = load_backbone(config.backbone, HOST)
                 check(config, found.get(config.backbone))
         return found
 

@@ -50,7 +50,7 @@ def run_sweep(
 ) -> list[Path]:
     """Make what does not exist yet; returns the folders of all runs in order. A failure does not stop other runs.
 
-    jobs: trainings in parallel; by default one per core, or one where there is a GPU. `begun`: called once
+    jobs: training runs in parallel; by default one per core, or one where there is a GPU. `begun`: called once
     everything is checked.
     """
     backbones = check_sweep(plan, out, jobs)

@@ -36,7 +36,7 @@ class Solutions(Runs[SolveConfig]):
         from diti.representation.solve.run import validate
 
         if jobs is not None:
-            raise InputError(f"--jobs is {jobs}; it is for trainings, solutions use all cores one after the other")
+            raise InputError(f"--jobs is {jobs}; it is for training runs; each solution uses all cores")
 
         def solvable(config: SolveConfig, backbone: Backbone | None) -> None:
             assert backbone is not None  # every solution needs one
@@ -59,7 +59,7 @@ class Solutions(Runs[SolveConfig]):
 def plan_solutions(file: SweepFile, where: str) -> Solutions:
     """The plan of a file whose verb is solve."""
     if file.preset:
-        raise InputError(f"{where}: preset is for trainings; remove it, and write what you need as settings")
+        raise InputError(f"{where}: preset is for training runs; remove it, and write what you need as settings")
     runs = runs_of(file, SolveConfig(data=file.data, backbone=file.backbone), where)
     with naming(where):
         return Solutions(runs)

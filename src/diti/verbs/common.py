@@ -17,6 +17,7 @@ from diti.config import PretrainConfig, SolveConfig, TrainConfig
 from diti.core.errors import InputError
 from diti.core.settings import to_yaml
 
+WHERE = "where to compute: cpu, cuda, cuda:1, mps; auto: DITI_DEVICE, else a GPU where torch finds one"
 Name = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 Number = Annotated[int | None, tyro.conf.arg(metavar="INT")]
@@ -25,6 +26,7 @@ CommaList = Annotated[str, tyro.conf.arg(metavar="A,B,...")]
 Model = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
 Given = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]
 Overwrite = Annotated[bool, tyro.conf.arg(help="also replace files that diti did not write")]
+ComputeOn = Annotated[str, tyro.conf.arg(metavar="DEVICE", help=WHERE)]
 Picture = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="IMAGE")]
 
 
@@ -35,8 +37,8 @@ class Verb(Protocol):
 def require(settings: PretrainConfig | SolveConfig | TrainConfig, *required: str) -> None:
     """InputError for a setting that must have been given."""
     allowed = {
-        "data": "a dataset folder, a folder of images, or toyfaces",
-        "backbone": "a folder, a hub id, or toyfaces32",
+        "data": "a dataset folder, a folder of images, faces or toyfaces",
+        "backbone": "a folder, a hub id, faces64 or toyfaces32",
     }
     for name in required:
         if not getattr(settings, name):

@@ -10,7 +10,18 @@ import tyro
 
 from diti.core.errors import InputError
 from diti.core.ranges import Count, Seed
-from diti.verbs.common import CommaList, File, Model, Name, Number, Overwrite, Picture, next_command, numbers
+from diti.verbs.common import (
+    CommaList,
+    ComputeOn,
+    File,
+    Model,
+    Name,
+    Number,
+    Overwrite,
+    Picture,
+    next_command,
+    numbers,
+)
 
 HowMany = Annotated[int, tyro.conf.arg(aliases=["-n"])]
 
@@ -32,6 +43,7 @@ class Interpolate:
     sampling_steps: int = 25  # network calls from image to noise, and back
     seed: Seed = 0
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.edit.interpolate import interpolate_files
@@ -61,6 +73,7 @@ class Mix:
     out: Path = Path("mix.png")  # picture to write: A, B and the mix
     sampling_steps: int = 25  # network calls from image to noise, and back
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.edit.levels import mix_files
@@ -84,22 +97,26 @@ class Manipulate:
     data: Name = None  # labelled images to learn the direction from; learned once and kept with the model
     axis: CommaList = ""  # axes of the code, as a07 or by the name of diti name, or dims, as z037; each in a row
     like: CommaList = ""  # example images that have what you want; one is enough
-    unlike: CommaList = ""  # example images that lack it; without them the mean of the data
+    unlike: CommaList = ""  # example images that lack it; without them the average image
+    pairs: CommaList = ""  # images of the same thing with and without it, by turns: with.png,without.png,...
     subset: CommaList = "all"  # of examples: the subsets that may move: fine, coarse, early, middle, late, I:J
     save_as: Name = None  # of examples: keep the direction under this name, for --attribute
-    dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
+    dims: Number = None
+    """d': dims of the code that a direction may move; by default 32 or a quarter of the code; for examples all."""
     scale: Annotated[str | None, tyro.conf.arg(metavar="A,B,...")] = None
     """Strengths s, by default 0.15,0.3, each drawn with both signs; the code moves by s √d deviations. Along an
     axis: its standard deviations, by default -3,-2,-1,1,2,3, drawn as they are."""
     selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
-    along: Literal["pattern", "weight"] = "pattern"
-    """What the code follows: how it varies with the attribute, or, as in the paper, the classifier's weights."""
+    along: Literal["pattern", "conditional", "weight"] = "pattern"
+    """What the code follows: how it varies with the attribute; the same with all other attributes of the data held
+    (conditional); or, as in the paper, the classifier's weights."""
     out: Path = Path("manipulation.png")  # picture to write
     masked: bool = True  # at each time-step only the subsets up to it enter, as in training
     stop_guidance: float = 0.0  # share of the last steps, such as 0.3, left to the frozen model alone
     sampling_steps: int = 25  # network calls from image to noise, and back
     seed: Seed = 0
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         self._refuse_idle()
@@ -110,7 +127,10 @@ class Manipulate:
 
         strengths = {abs(number) for number in numbers("--scale", self.scale or "0.15,0.3")}
         both_signs = sorted({-strength for strength in strengths} | strengths)
-        wish = Wish(self.attribute, self.data, files(self.like), files(self.unlike), self.subset, self.save_as)
+        wish = Wish(
+            self.attribute, self.data, files(self.like), files(self.unlike), files(self.pairs), self.subset,
+            self.save_as,
+        )  # fmt: skip
         lines = manipulate_files(
             self.model, self.image, wish, self.dims, both_signs, self.out,
             selection=self.selection, along=self.along, masked=self.masked, stop_guidance=self.stop_guidance,
@@ -135,16 +155,17 @@ class Manipulate:
         """InputError for options that would change nothing beside the others."""
         if self.axis:
             reason = "--axis moves along axes alone"
-            idle = "attribute data like unlike subset save_as dims selection along stop_guidance"
-        elif self.like:
-            reason, idle = "--like makes a direction from the examples alone", "selection"
+            idle = "attribute data like unlike pairs subset save_as dims selection along stop_guidance"
+        elif self.like or self.pairs:
+            option = "--like" if self.like else "--pairs"
+            reason, idle = f"{option} makes a direction from the examples alone", "selection"
         elif self.data is not None:
             reason, idle = "--attribute learns from labels, in the whole code", "subset"
         else:
             reason, idle = "--attribute without --data takes a direction as it was kept", "subset dims selection"
         default = {field.name: field.default for field in fields(self)}
         given = [f"--{name.replace('_', '-')}" for name in idle.split() if getattr(self, name) != default[name]]
-        if given and (self.axis or self.like or self.attribute):
+        if given and (self.axis or self.like or self.pairs or self.attribute):
             raise InputError(f"{reason}; leave {', '.join(given)} out")
 
 
@@ -163,6 +184,7 @@ class Sample:
     sampling_steps: int = 25  # network calls per image
     seed: Seed = 0
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.edit.variations import save_samples
@@ -185,6 +207,7 @@ class Vary:
     sampling_steps: int = 25  # network calls per image
     seed: Seed = 0
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.edit.variations import save_variations
@@ -204,6 +227,7 @@ class TrainLatent:
     data: str  # the images the model was trained on
     codes: Count = 600_000  # length, codes seen; the default takes a few minutes
     seed: Seed = 0
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.representation.train_latent import fit_latent

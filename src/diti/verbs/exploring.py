@@ -10,7 +10,7 @@ import tyro
 
 from diti.core.errors import InputError
 from diti.core.ranges import Range, Seed
-from diti.verbs.common import CommaList, Model, Number, Overwrite, next_command, options_of
+from diti.verbs.common import CommaList, ComputeOn, Model, Number, Overwrite, next_command, options_of
 
 SHEET = Range(1, 10_000)  # images on one
 
@@ -28,6 +28,7 @@ class Explore:
     sampling_steps: int = 15  # network calls per image
     seed: Seed = 0
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.exploring.page import explore
@@ -71,6 +72,7 @@ class Search:
     a frozen diffusion model, those whose codes lie farthest out."""
     out: Path = Path("found.png")  # sheet to write; a JSON file stands beside it
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.exploring.search import search

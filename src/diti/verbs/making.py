@@ -9,10 +9,12 @@ from typing import Annotated
 import tyro
 
 from diti.config import PretrainConfig, SolveConfig, TrainConfig
+from diti.core.device import HOST
 from diti.core.errors import InputError
 from diti.core.ranges import COUNT, SIDES
 from diti.presets import PRESETS
 from diti.verbs.common import (
+    ComputeOn,
     File,
     Given,
     Model,
@@ -37,19 +39,20 @@ class Demo:
     train: bool = False  # also train both on from their solutions, and show what that adds
     faces: Number = None  # number of toy faces, instead of the usual number
     images: Annotated[Number, *COUNT] = None  # with --train: images that each training sees, instead of 40,000
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.demo import TRAINED, choose_length, run_demo
 
         if self.images is not None and not self.train:
-            raise InputError("--images is the length of the trainings; give --train too, or leave it out")
+            raise InputError("--images is the length of the training runs; give --train too, or leave it out")
         trained = (self.images or TRAINED) if self.train else 0
         name, length = choose_length(self.quick, self.full, self.faces, trained)
         out = self.out or Path("runs", name)
         run_demo(out, length)
-        faces = (out / "faces" / "a.png", out / "faces" / "b.png")
+        faces = (out / "photographs" / "a.png", out / "photographs" / "b.png")
         next_command(
-            "interpolate", "toyfaces32-diti", *faces, "--out", "between.png", "--animate", "between.gif"
+            "interpolate", "faces64-diti", *faces, "--out", "between.png", "--animate", "between.gif"
         )  # fmt: skip
 
 
@@ -59,7 +62,7 @@ class Prepare:
 
     src: Given
     """Folder of images, parquet, CelebA, LFW, FFHQ, LSUN, Diff-AE LMDB, Shapes3D, dSprites, MPI3D, Cars3D, or
-    toyfaces[:N]."""
+    faces[:N], toyfaces[:N]."""
     out: Path  # dataset folder to write; the same command continues a stopped run
     size: Number = None  # side of the images, px; by default their own, where all are squares of one size
     kind: Name = None  # read SRC as this kind (folder, parquet, celeba, lfw, ...) instead of detecting it
@@ -96,6 +99,7 @@ class Pretrain:
     settings: tyro.conf.OmitArgPrefixes[PretrainConfig]
     config: File = None  # YAML file of settings, over the preset and under the options given here
     dry_run: bool = False  # print the resolved settings and stop
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         require(self.settings, "data")
@@ -115,6 +119,7 @@ class Solve:
     out: Path  # folder of the run; becomes the model folder
     settings: tyro.conf.OmitArgPrefixes[SolveConfig]
     dry_run: bool = False  # print the resolved settings and stop
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         require(self.settings, "data", "backbone")
@@ -140,6 +145,7 @@ class Train:
     settings: tyro.conf.OmitArgPrefixes[TrainConfig]
     config: File = None  # YAML file of settings, over the preset and under the options given here
     dry_run: bool = False  # print the resolved settings and stop
+    device: ComputeOn = "auto"
 
     @classmethod
     def description(cls) -> str:
@@ -159,7 +165,7 @@ class Train:
         if method.wants_backbone(settings) and not method.needs_backbone and not settings.backbone:
             raise InputError(
                 f"--backbone is missing, and --encoder {settings.code.encoder} is made from it; "
-                "name a folder, a hub id, or toyfaces32, or use --encoder residual"
+                "name a folder, a hub id, faces64 or toyfaces32, or use --encoder residual"
             )
         require(settings, *(["backbone"] if method.needs_backbone else []))
         idle = idle_settings(method.name)
@@ -188,6 +194,7 @@ class Convert:
     partition: Name = None  # of a trained model without a config of its run: staged, balanced
     subsets: Number = None  # K of that partition
     data: Name = None  # training images, for the mean and std of z of a trained model
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.interop.convert import convert
@@ -215,7 +222,7 @@ class Export:
         from diti.representation.models.loading import load
 
         check_file(self.out, overwrite=self.overwrite)
-        print(export_encoder(load(self.model), self.out))
+        print(export_encoder(load(self.model, HOST), self.out))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import tyro
 from diti.core.ranges import NUMBER, Range, Seed
 from diti.verbs.common import (
     CommaList,
+    ComputeOn,
     File,
     Model,
     Name,
@@ -38,6 +39,7 @@ class Encode:
     metric: bool = False
     """Instead of z, codes in which distances mean something: for neighbours, clusters and ridge."""
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.representation.features import write_features
@@ -64,6 +66,7 @@ class Probe:
     folds: bool = False  # score every image by a k-fold, all of a person in one fold, not the test images alone
     seed: Seed = 0
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.measure.probe_tables import print_probe
@@ -96,6 +99,7 @@ class Analyze:
     """Length of each training on the true factors (sufficiency), images; 0 leaves it out."""
     seed: Seed = 0
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.measure.analysis import analyze, print_record
@@ -143,9 +147,12 @@ class Counterfactuals:
     dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
     scale: float = 0.3  # strength s; the code moves by s √d standard deviations
     selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
-    along: Literal["pattern", "weight"] = "pattern"  # what the code follows; weight as in the paper
+    along: Literal["pattern", "conditional", "weight"] = "pattern"  # what the code follows; weight as in the paper
+    judge: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
+    """Program that reads pictures instead of a trained classifier: files in, CSV with a row per file out."""
     seed: Seed = 0
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.measure.counterfactuals import counterfactuals, print_record
@@ -172,6 +179,7 @@ class Report:
     paper: bool = False  # show the paper's numbers, greyed, even where the data are not the paper's
     seed: Seed = 0
     overwrite: Overwrite = False
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.reporting.build import report

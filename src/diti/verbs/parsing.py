@@ -15,6 +15,8 @@ from typing import Any
 import tyro
 
 from diti.config import DEFAULT_PRESET, PretrainConfig
+from diti.core.device import AUTO as AUTO_DEVICE
+from diti.core.device import preferred
 from diti.core.errors import InputError, nearest
 from diti.core.ranges import check_numbers
 from diti.core.settings import load_yaml
@@ -35,7 +37,9 @@ def answer(words: list[str]) -> None:
 
         print(__version__)
     else:
-        parse(words[0], words[1:]).run()
+        verb = parse(words[0], words[1:])
+        with preferred(getattr(verb, "device", AUTO_DEVICE)):
+            verb.run()
 
 
 def parse(verb: str, words: list[str]) -> Verb:
@@ -91,14 +95,14 @@ def _defaults(verb: str, words: list[str]) -> Any:
 
     The preset is the one typed, else the file's.
     """
-    options = ("--preset", "--config", "--data", "--method")
-    typed, file, data, method = (_value_of(option, words) for option in options)
+    options = ("--preset", "--config", "--data", "--method", "--device")
+    typed, file, data, method, device = (_value_of(option, words) for option in options)
 
     def start(name: str) -> Any:
         if verb == "train":
             usual = train_preset(name)
             return fitted(usual, method or usual.method)
-        return _suited(data) if name == AUTO else preset(name, also=[AUTO])
+        return _suited(data, device or AUTO_DEVICE) if name == AUTO else preset(name, also=[AUTO])
 
     settings = start(typed or DEFAULT_PRESET)
     if file is not None:
@@ -112,13 +116,13 @@ def _defaults(verb: str, words: list[str]) -> Any:
     return fitted(settings, method) if verb == "train" and method else settings
 
 
-def _suited(data: str | None) -> PretrainConfig:
+def _suited(data: str | None, device: str) -> PretrainConfig:
     """What `--preset auto` stands for; it says why."""
     if not data or data.startswith("--"):
         raise InputError(f"--preset {AUTO} looks at the images: name them with --data")
     from diti.diffusion.suited import suited_to
 
-    settings, reason = suited_to(data)
+    settings, reason = suited_to(data, device)
     print_once(reason)
     return settings
 

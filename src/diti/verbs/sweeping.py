@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from diti.verbs.common import Number, next_command
+from diti.verbs.common import ComputeOn, Number, next_command
 
 if TYPE_CHECKING:
     from diti.sweep.solutions import Solutions
@@ -23,6 +23,7 @@ class Sweep:
     out: Path  # folder for the runs, one folder each; runs that are done in it are skipped
     jobs: Number = None  # runs side by side; by default one per core, or one where there is a GPU
     dry_run: bool = False  # check everything, print the runs and stop
+    device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.sweep.plans import check_sweep, read_plan, run_sweep

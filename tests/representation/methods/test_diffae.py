@@ -66,7 +66,7 @@ def learned() -> DiffAE:
         adam.step()
     objective.eval()
     single = Partition.single(1000, DIMS)
-    return DiffAE(encoder, objective.decoder, single, torch.zeros(DIMS), torch.ones(DIMS))
+    return DiffAE(encoder, single, torch.zeros(DIMS), torch.ones(DIMS), "diffae", decoder=objective.decoder)
 
 
 @pytest.fixture(scope="module")

@@ -16,18 +16,28 @@ from diti.representation.registry import METHODS, find_method
 from diti.representation.settings import idle_settings
 from diti.representation.train import train_model
 
-DATA, SIZE = "toyfaces:1500", 16
+SIZE = 16
 CODE = EncoderConfig(encoder="residual", code_dim=32, encoder_channels=(8, 16, 32))
 LENGTH = TrainingConfig(images=1280, train_batch_size=32, learning_rate=2e-3, ema_decay=0.9)
 ONE_STEP = ("tcvae", "ibgan")  # decoders of z alone, without an x_T
 BUILT_IN = ("diti", "pdae", "diffae", "simclr", "tcvae", "ibgan")
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return diti.prepare("toyfaces:1500", tmp_path_factory.mktemp("faces"), SIZE)
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_method_beats_chance_and_leaves_the_one_kind_of_folder(name, tmp_path):
+def test_a_method_beats_chance_and_leaves_the_one_kind_of_folder(name, data, tmp_path):
     tiny_backbone().save(tmp_path / "backbone")
     config = TrainConfig(
-        method=name, data=DATA, backbone=str(tmp_path / "backbone"), subsets=8, code=CODE, training=LENGTH
+        method=name,
+        data=str(data.path),
+        backbone=str(tmp_path / "backbone"),
+        subsets=8,
+        code=CODE,
+        training=LENGTH,
     )
     folder = tmp_path / "run"
     train_model(config, folder)
@@ -38,7 +48,7 @@ def test_a_method_beats_chance_and_leaves_the_one_kind_of_folder(name, tmp_path)
     assert set(told) == {path.name for path in folder.glob("*.png")}, "the card tells what each picture shows"
     if "reconstructions.png" in told:
         assert ("noise" in told["reconstructions.png"]) == (name not in ONE_STEP)
-    model, data = diti.load(folder), diti.open_data(DATA, SIZE)
+    model = diti.load(folder)
     result = read_labels(data).probe(encode_dataset(model, data), seed=0)
     chance = sum(row.chance for row in result.rows if row.chance) / sum(
         row.chance is not None for row in result.rows

@@ -40,8 +40,8 @@ class Flat(OneStepDecoder):
 
 def make(noise_dims=3):
     code = EncoderConfig(encoder="residual", code_dim=DIMS, encoder_channels=(8, 16))
-    parts = (build_encoder(code, 16, 0), Flat(DIMS, noise_dims), Partition.single(1, DIMS))
-    return DirectModel(*parts, torch.zeros(DIMS), torch.ones(DIMS), "flat")
+    parts = (build_encoder(code, 16, 0), Partition.single(1, DIMS), torch.zeros(DIMS), torch.ones(DIMS))
+    return DirectModel(*parts, "flat", decoder=Flat(DIMS, noise_dims))
 
 
 def build(description):

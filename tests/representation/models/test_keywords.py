@@ -12,7 +12,6 @@ from diti.representation.methods.tcvae import VAEDecoder
 from diti.representation.models.diffae import DiffAE
 from diti.representation.models.direct import DirectModel
 from diti.representation.models.guidance import Guidance
-from diti.representation.models.model import EncodeOnly
 from diti.representation.networks.adversarial import Generator
 from diti.representation.networks.conditioned import ConditionedUNet
 from diti.representation.networks.encoder import build_encoder
@@ -30,11 +29,11 @@ def encoder():
 def diffae():
     decoder = ConditionedUNet(tiny_backbone(), DIMS)
     perturb(decoder)
-    return DiffAE(encoder(), decoder, Partition.single(1000, DIMS), *STATISTICS)
+    return DiffAE(encoder(), Partition.single(1000, DIMS), *STATISTICS, "diffae", decoder=decoder)
 
 
 def one_step(decoder, method):
-    return DirectModel(encoder(), decoder, Partition.single(1, DIMS), *STATISTICS, method)
+    return DirectModel(encoder(), Partition.single(1, DIMS), *STATISTICS, method, decoder=decoder)
 
 
 KINDS = {
@@ -42,10 +41,8 @@ KINDS = {
     "diffae": diffae,
     "tcvae": lambda: one_step(VAEDecoder(16, DIMS, (32, 16)), "tcvae"),
     "ibgan": lambda: one_step(Generator(GENERATOR), "ibgan"),
-    "simclr": lambda: EncodeOnly(encoder(), Partition.single(1, DIMS), *STATISTICS, "simclr"),
 }
-DECODING = [name for name in KINDS if name != "simclr"]
-WITHOUT_FROZEN_MODEL = [name for name in DECODING if name != "diti"]
+WITHOUT_FROZEN_MODEL = [name for name in KINDS if name != "diti"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,12 +60,7 @@ def test_a_misspelt_keyword_is_an_error(kind):
             getattr(model, name)(*given, maskd=False)
 
 
-def test_a_model_without_a_decoder_takes_the_right_keywords_and_says_that_it_has_none():
-    with pytest.raises(InputError, match="a simclr model has no decoder"):
-        KINDS["simclr"]().reconstruct(IMAGES, masked=False, sampling_steps=2)
-
-
-@pytest.mark.parametrize("kind", DECODING)
+@pytest.mark.parametrize("kind", KINDS)
 def test_reconstruction_is_decoding_from_the_inferred_noise_with_the_same_keywords(kind):
     model = KINDS[kind]()
     z, found = model.encode(IMAGES), {}

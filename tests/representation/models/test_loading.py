@@ -1,14 +1,15 @@
 """Loading a model reads its networks, by the method that made it and no other."""
 
+import copy
 import json
 import subprocess
 import sys
 
 import pytest
+from tiny import without_decoder
 
 from diti.core.errors import InputError
 from diti.representation.models.loading import load, load_with_decoder
-from diti.representation.models.model import EncodeOnly
 
 METHOD_FILES = "{name for name in sys.modules if name.startswith('diti.representation.methods')}"
 
@@ -28,12 +29,27 @@ def test_loading_imports_no_other_method(model, tmp_path):
 
 
 def test_a_model_without_decoder_is_refused_where_one_is_needed(model, tmp_path):
-    blind = EncodeOnly(model.encoder, model.partition, model.mean, model.std, "simclr")
+    blind = without_decoder(model)
     blind.save(tmp_path / "blind")
     assert load(tmp_path / "blind").method == "simclr" and model.with_decoder() is model
     for refused in (blind.with_decoder, lambda: load_with_decoder(tmp_path / "blind")):
         with pytest.raises(InputError, match="a simclr model has no decoder"):
             refused()
+
+
+def test_what_only_other_models_have_is_not_there_and_says_why(model):
+    blind = without_decoder(model)
+    for name in ("decode", "infer_noise", "reconstruct", "edit", "interpolate", "manipulate", "noise_shape"):
+        assert hasattr(model, name) and not hasattr(blind, name), name
+        assert name in dir(model) and name not in dir(blind)
+        with pytest.raises(InputError, match="a simclr model has no decoder"):
+            getattr(blind, name)
+    assert model.with_backbone() is model and not hasattr(blind, "backbone")
+    with pytest.raises(InputError, match="a simclr model has no frozen diffusion model"):
+        _ = blind.backbone
+    with pytest.raises(AttributeError, match=r"^'Model' object has no attribute 'recontsruct'"):
+        _ = blind.recontsruct
+    assert copy.deepcopy(blind).method == "simclr"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from diti.core.images import to_float
 from diti.data import toyfaces
 from diti.representation.models.guidance import Guidance
 from diti.representation.models.loading import load
-from diti.representation.models.model import EncodeOnly, code_statistics
+from diti.representation.models.model import Model, code_statistics
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.partition import Partition
@@ -135,7 +135,7 @@ def test_a_model_whose_decoder_is_linear_alone(model, tmp_path):
             assert torch.equal(again.guided_eps(z)(x, t), model.guided_eps(z)(x, t))
         assert change.std() > 1e-3
     assert torch.equal(again.decode(z, x, sampling_steps=3), model.decode(z, x, sampling_steps=3))
-    assert again.to("meta").decoder.linear.weights.is_meta, "it moves with the model"
+    assert again.decoder.to("meta").linear.weights.is_meta, "it moves with the decoder"
 
 
 def test_statistics_of_z_against_numpy():
@@ -146,8 +146,8 @@ def test_statistics_of_z_against_numpy():
 
 def test_a_model_prints_as_one_line_and_can_be_a_key(model, backbone):
     assert repr(model) == "<DiTi by diti: z of 12 dims in 4 subsets, images of 16 px>"
-    plain = EncodeOnly(model.encoder, Partition.single(1, 12), model.mean, model.std, "simclr")
-    assert repr(plain) == "<EncodeOnly by simclr: z of 12 dims, images of 16 px>"
+    plain = Model(model.encoder, Partition.single(1, 12), model.mean, model.std, "simclr")
+    assert repr(plain) == "<Model by simclr: z of 12 dims, images of 16 px>"
     assert {model: 1, plain: 2}[model] == 1 and model == model and model != plain
     weights = sum(weight.numel() for weight in backbone.parameters())
     assert repr(backbone) == f"<Backbone: images of 16 px, T = 1000, predicts epsilon, {weights:,} weights>"

@@ -44,6 +44,20 @@ def test_varimax_undoes_a_rotation_of_local_changes(place):
     assert (mix.abs().amax(0) < 0.9).all(), "the mixture itself would not pass"
 
 
+def test_what_has_no_place_is_told_apart_by_its_spread():
+    """Two heaps, an even spread and a normal one that change the whole picture, and two local ones, mixed."""
+    rng = torch.Generator().manual_seed(4)
+    even = (torch.rand(4000, generator=rng) - 0.5) * 12**0.5
+    heaps = torch.randint(0, 2, (4000,), generator=rng) * 2.0 - 1
+    sources = torch.stack([even.double(), heaps.double(), *drawn(rng, 4000, 3).T], 1)
+    changes = torch.cat([torch.ones(3, 3, SIDE, SIDE, dtype=torch.float64) * 0.1, blocks(2)])
+    mix = torch.linalg.qr(drawn(rng, 5, 5))[0]
+    mixed, codes = torch.einsum("ij,jchw->ichw", mix, changes), sources @ mix.T
+    overlap = (mix.T @ varimax(mixed, 0.2, codes)).abs()
+    assert (overlap.amax(0) > 0.98).all() and (overlap.amax(1) > 0.98).all()
+    assert ((mix.T @ varimax(mixed, 0.2)).abs().amax(1)[:3] < 0.95).any(), "by places alone they stay mixed"
+
+
 @pytest.fixture(scope="module")
 def known():
     """Ten factors that change a block each, the last one invisibly; codes are a mixture of them, not white."""

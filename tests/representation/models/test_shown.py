@@ -10,7 +10,7 @@ from tiny import CODE, DIMS, tiny_diffae, tiny_model
 from diti.representation.methods.tcvae import VAEDecoder
 from diti.representation.models.axis_names import AxisName
 from diti.representation.models.direct import DirectModel
-from diti.representation.models.model import EncodeOnly
+from diti.representation.models.model import Model
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.partition import Partition
 
@@ -30,9 +30,10 @@ KINDS = {
     "PDAE": (lambda: dataclasses.replace(tiny_model(subsets=1), method="pdae"), "12 dims", "yes, from a code and"),
     "Diff-AE": (tiny_diffae, "12 dims", "yes, from a code and noise"),
     "β-TCVAE": (
-        lambda: DirectModel(encoder(), VAEDecoder(16, DIMS, (32, 16)), *parts("tcvae")), "12 dims", "a code alone",
+        lambda: DirectModel(encoder(), *parts("tcvae"), decoder=VAEDecoder(16, DIMS, (32, 16))),
+        "12 dims", "a code alone",
     ),
-    "SimCLR": (lambda: EncodeOnly(encoder(), *parts("simclr")), "12 dims", "no: it encodes only"),
+    "SimCLR": (lambda: Model(encoder(), *parts("simclr")), "12 dims", "no: it encodes only"),
 }  # fmt: skip
 
 

@@ -251,12 +251,13 @@ def test_codes_come_in_the_metric_unless_they_are_not_wanted_so(model, tmp_path)
         DiTiFeatures(tmp_path / "scaled", standardise=False, metric=True).transform(PIXELS)
 
 
-def test_fit_learns_the_metric_that_an_older_folder_lacks(model, tmp_path):
+def test_fit_learns_the_metric_that_an_older_folder_lacks_and_says_so(model, tmp_path, caplog):
     model.metric = None
     model.save(tmp_path / "older")
     with pytest.raises(InputError, match=r"metric of z is not known.*call fit first, or give metric=False"):
         DiTiFeatures(tmp_path / "older").transform(PIXELS)
     fitted = DiTiFeatures(tmp_path / "older", batch_size=3).fit(PIXELS)
+    assert "has no metric yet" in caplog.text
     with torch.no_grad():
         features = model.encoder.features(to_float(PIXELS))
     learnt = regressed_metric([(features, (model.encode(PIXELS) - model.mean) / model.std)])

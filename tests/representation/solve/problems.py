@@ -76,6 +76,7 @@ class GaussianWalk:
 
     of: Gaussian
     purpose: str
+    device = torch.device("cpu")
 
     def pixels(self, start: int, count: int) -> tuple[Tensor, np.ndarray]:
         drawn = Draws(0, start, count).normal(f"{self.purpose}-images", (PIXELS,)).double()

@@ -10,6 +10,7 @@ from scipy.linalg import subspace_angles
 
 from diti.diffusion.schedule import Schedule
 from diti.representation.partition import Partition
+from diti.representation.solve import order
 from diti.representation.solve.keep import keep, not_known_yet
 from diti.representation.solve.order import (
     by_lost_share,
@@ -166,6 +167,14 @@ def test_turns_are_rotations_inside_their_subset():
     torch.testing.assert_close(turn.T @ turn, torch.eye(6, dtype=torch.float64), atol=1e-9, rtol=0)
     inside = torch.block_diag(torch.ones(1, 1), torch.ones(3, 3), torch.ones(2, 2)).bool()
     assert turn[~inside].abs().max() < 1e-9 and abs(abs(float(turn[0, 0])) - 1) < 1e-12
+
+
+def test_a_subset_of_very_many_dims_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(order, "ICA_DIMS", 3)
+    mixed, directions = sources() @ torch.block_diag(rotation(4, 1), rotation(2, 2)), torch.eye(6).double()
+    turned = independent_inside(directions, mixed.float(), ends=(4, 6), seed=0)
+    assert torch.equal(turned[:, :4], directions[:, :4])
+    assert match(mixed @ turned[:, 4:], sources()[:, 4:]) > 0.97, "others are still turned"
 
 
 def test_gaussian_codes_are_turned_too_without_complaint():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diti.config import TrainConfig, TrainingConfig
+from diti.core.device import sent
 from diti.core.images import to_float
 from diti.core.objective import LossReport, Objective
 from diti.core.processes import main_first
@@ -26,7 +27,7 @@ CHECKED_IMAGES, CHECKED_BATCH, SEED = 1_024, 128, 0  # of the validation loss
 
 @dataclass(frozen=True, eq=False)
 class SeenBefore:
-    """What a frozen trunk sees in the images of a training, by their position in its walk."""
+    """What a frozen trunk sees in the images of a run, by their position in its walk."""
 
     features: np.ndarray  # (N, F) of all images of the data
     walk: Stream
@@ -47,10 +48,10 @@ class EncoderObjective(Objective):
         self.encoder, self.encoder_rate = encoder, encoder_rate
 
     def features(self, images: Tensor, draws: Draws) -> Tensor:
-        """(B,F) what the trunk sees in the images; looked up in a training that knows it beforehand."""
+        """(B,F) what the trunk sees in the images; looked up where a run knows it beforehand."""
         if self.seen_before is None or not self.training:
             return self.encoder.features(images)
-        return self.seen_before.at(draws).to(images)
+        return sent(self.seen_before.at(draws), images.device).to(images.dtype)
 
     def encode(self, images: Tensor, draws: Draws) -> Tensor:
         """z (B,D) of the images as they are."""
@@ -83,7 +84,8 @@ def encoder_rate(config: TrainConfig) -> float:
 def new_encoder(config: TrainConfig, backbone: Backbone | None, dataset: Dataset) -> Encoder:
     """The encoder of these settings before the first step; one made from the backbone starts as its PCA."""
     encoder = build_encoder(config.code, backbone or dataset.size, config.training.seed)
-    if config.code.encoder == "backbone":
+    if config.code.encoder == "backbone" and backbone is not None:
+        encoder.to(backbone.device)
         fit_head(encoder, dataset, config.training.seed)
     return encoder
 

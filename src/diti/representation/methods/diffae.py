@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import TrainConfig
+from diti.core.device import sent
 from diti.core.errors import InputError
 from diti.core.loop import loss_by_time
 from diti.core.objective import LossReport
@@ -43,8 +44,8 @@ class ConditionedDenoising(EncoderObjective):
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         steps = self.decoder.timesteps
-        t = draws.integers("time-step", steps).to(images.device)
-        noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
+        t = sent(draws.integers("time-step", steps), images.device)
+        noise = draws.normal("noise", tuple(images.shape[1:]), images.device)
         loss = conditional_loss(self.decoder, images, t, noise, self.encode(images, draws))
         return LossReport(total=loss.mean(), per_image=loss, time_share=t / steps)
 
@@ -82,7 +83,7 @@ class DiffAEMethod(Method):
 
     def model(self, objective: ConditionedDenoising, config: TrainConfig, mean: Tensor, std: Tensor) -> DiffAE:
         partition = Partition.single(objective.decoder.timesteps, len(mean))
-        return DiffAE(objective.encoder, objective.decoder, partition, mean, std, self.name)
+        return DiffAE(objective.encoder, partition, mean, std, self.name, decoder=objective.decoder)
 
     def assess(self, model: DiffAE, dataset: Dataset, folder: Path) -> Findings:
         """Is z used, and what does it keep: the losses, and a picture of reconstructions."""
@@ -146,4 +147,4 @@ def validation_losses(encoder: nn.Module, decoder: ConditionedUNet, dataset: Dat
         z = encoder(pixels)
         with_z, shuffled = (conditional_loss(decoder, pixels, t, noise, code) for code in (z, z.roll(1, 0)))
         found.append((with_z, shuffled, t / decoder.timesteps))
-    return Losses(*(torch.cat(column).double().cpu() for column in zip(*found, strict=True)))
+    return Losses(*(torch.cat(column).cpu().double() for column in zip(*found, strict=True)))

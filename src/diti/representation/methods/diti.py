@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diti.config import TrainConfig
+from diti.core.device import sent
 from diti.core.errors import InputError
 from diti.core.objective import LossReport
 from diti.core.rng import Draws
@@ -62,8 +63,8 @@ class Reconstruction(EncoderObjective):
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         t, weight = draw_time(draws, self.partition.timesteps, self.time_chances)
-        t, weight = t.to(images.device), weight.to(images.device)
-        noise = draws.normal("noise", tuple(images.shape[1:])).to(images.device)
+        t, weight = sent(t, images.device), sent(weight, images.device)
+        noise = draws.normal("noise", tuple(images.shape[1:]), images.device)
         loss = reconstruction_loss(
             self.decoder, images, t, noise, self.partition.mask(self.encode(images, draws), t, self.detach)
         )
@@ -160,7 +161,7 @@ class DiTiMethod(Method):
             return loss_curves(objective.encoder, objective.decoder, objective.partition, dataset).record()
 
     def model(self, objective: Reconstruction, config: TrainConfig, mean: Tensor, std: Tensor) -> DiTi:
-        return DiTi(objective.encoder, objective.decoder, objective.partition, mean, std, self.name)
+        return DiTi(objective.encoder, objective.partition, mean, std, self.name, decoder=objective.decoder)
 
     def assess(self, model: DiTi, dataset: Dataset, folder: Path) -> Findings:
         return assess_diti(model, dataset, folder)
@@ -203,11 +204,12 @@ def _given(backbone: Backbone | int | None) -> Backbone:
 @torch.no_grad()
 def frozen_loss_by_time(backbone: Backbone, dataset: Dataset) -> Tensor:
     """(T,) the frozen model's weighted loss by time-step: means over equal stretches, made positive."""
-    device = next(backbone.parameters()).device
     total, count = torch.zeros(CURVE_BINS, dtype=torch.float64), torch.zeros(CURVE_BINS, dtype=torch.float64)
-    for pixels, t, noise in fixed_batches(dataset, backbone.timesteps, device, CURVE_IMAGES, split="train"):
+    for pixels, t, noise in fixed_batches(
+        dataset, backbone.timesteps, backbone.device, CURVE_IMAGES, split="train"
+    ):
         weight = gather(lambda_eps(backbone.schedule), t, pixels).flatten()
-        loss = (weight * denoising_loss(backbone, pixels, t, noise)).double().cpu()
+        loss = (weight * denoising_loss(backbone, pixels, t, noise)).cpu().double()
         place = (t.cpu() * CURVE_BINS) // backbone.timesteps
         total.index_add_(0, place, loss)
         count.index_add_(0, place, torch.ones_like(loss))

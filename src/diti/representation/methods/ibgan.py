@@ -112,8 +112,8 @@ class InformationBottleneckGAN(EncoderObjective):
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         """The discriminator judges detached images, and the generator is judged by fixed weights."""
-        z = draws.normal("code", (self.generator.dims,)).to(images.device)
-        noise = draws.normal("bottleneck", (self.generator.noise_dims,)).to(images.device)
+        z = draws.normal("code", (self.generator.dims,), images.device)
+        noise = draws.normal("bottleneck", (self.generator.noise_dims,), images.device)
         mean, log_std = self.generator.bottleneck(z)  # (B, R) of r
         fake_views, read = look(self.encoder, self.generator.draw(mean, log_std, noise))
         with torch.no_grad():
@@ -174,7 +174,7 @@ class IBGANMethod(Method):
     ) -> DirectModel:
         """The encoder, and the generator as its decoder."""
         single = Partition.single(1, len(mean))
-        return DirectModel(objective.encoder, objective.generator, single, mean, std, self.name)
+        return DirectModel(objective.encoder, single, mean, std, self.name, decoder=objective.generator)
 
     def assess(self, model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
         """Did the generator collapse, what does it draw, and what does a code keep of an image."""
@@ -182,7 +182,7 @@ class IBGANMethod(Method):
         samples = draw_images(model.decoder, len(images))
         found = variety(images, samples)
         save_picture(grid(to_uint8(samples[:SHOWN_SAMPLES]), COLUMNS), folder / "samples.png")
-        back = model.reconstruct(images, value_range=MODEL_RANGE)
+        back = model.reconstruct(images, value_range=MODEL_RANGE).cpu()
         error = (back - images).square().mean().item()
         shown = torch.cat([images[:SHOWN_RECONSTRUCTIONS], back[:SHOWN_RECONSTRUCTIONS]])
         labels = ["image", "reconstruction"]

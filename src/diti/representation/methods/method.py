@@ -15,7 +15,7 @@ from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
 from diti.representation.finish import Findings
 from diti.representation.methods.base import CHECKED_BATCH, EncoderObjective, checked_reports, checked_rows
-from diti.representation.models.model import EncodeOnly, Model, load_encode_only
+from diti.representation.models.model import Model, read_common
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.partition import Partition
 from diti.representation.settings import FROM_ELSEWHERE
@@ -60,11 +60,11 @@ class Method(ABC):
         On training images where there are no validation images.
         """
         reports = checked_reports(objective, dataset, checked_rows(dataset), CHECKED_BATCH)
-        return {"validation_loss": torch.cat([r.per_image.double().cpu() for r in reports]).mean().item()}
+        return {"validation_loss": torch.cat([r.per_image.cpu().double() for r in reports]).mean().item()}
 
     def model(self, objective: Any, config: TrainConfig, mean: Tensor, std: Tensor) -> Model:
-        """What is left of the training, with mean and std (D,) of z: a model that encodes, all dims together."""
-        return EncodeOnly(objective.encoder, Partition.single(1, len(mean)), mean, std, self.name)
+        """What the training leaves, with mean and std (D,) of z: a model that encodes, all dims together."""
+        return Model(objective.encoder, Partition.single(1, len(mean)), mean, std, self.name)
 
     def assess(self, model: Any, dataset: Dataset, folder: Path) -> Findings:
         """What is found out about the model, pictures into the folder: a code that collapsed does not vary."""
@@ -75,4 +75,4 @@ class Method(ABC):
 
     def load(self, folder: Path) -> Model:
         """What the model's `save` wrote."""
-        return load_encode_only(folder)
+        return Model(*read_common(folder))

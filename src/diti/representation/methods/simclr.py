@@ -75,7 +75,7 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, *, gathered: bool
     itself = 2 * place + i  # (2B,) place among the 2N views, which stand in pairs
     partner = itself ^ 1
     similarity = own.flatten(0, 1) @ everyone.flatten(0, 1).T / temperature  # (2B,2N)
-    similarity = similarity.index_put((i, itself), similarity.new_tensor(float("-inf")))
+    similarity = similarity.index_put((i, itself), similarity.new_full((), float("-inf")))
     loss = F.cross_entropy(similarity, partner, reduction="none")
     nearest = (similarity.argmax(1) == partner).float()
     return loss.view(-1, 2).mean(1), nearest.view(-1, 2).mean(1)
@@ -114,7 +114,7 @@ class SimCLRMethod(Method):
         rows = checked_rows(dataset, least=batch)
         batch = min(batch, len(rows))
         reports = checked_reports(objective, dataset, rows[: len(rows) // batch * batch], batch)
-        found = [torch.stack([report.total, report.parts["top1"]]).double().cpu() for report in reports]
+        found = [torch.stack([report.total, report.parts["top1"]]).cpu().double() for report in reports]
         loss, top1 = torch.stack(found).mean(0).tolist()
         return {"validation_loss": loss, "validation_top1": top1}
 

@@ -93,7 +93,7 @@ class TotalCorrelationVAE(EncoderObjective):
 
     def forward(self, images: Tensor, draws: Draws) -> LossReport:
         mean, log_var = self.posterior(images, draws)
-        noise = draws.normal("posterior", (self.encoder.dims,)).to(images.device)
+        noise = draws.normal("posterior", (self.encoder.dims,), images.device)
         z = mean + (0.5 * log_var).exp() * noise
         squares = (self.decoder(z).float() - images).square().flatten(1).sum(1)  # (B,)
         pixels, weight = images[0].numel(), self.settings
@@ -136,15 +136,14 @@ class TCVAEMethod(Method):
 
     def model(self, objective: TotalCorrelationVAE, config: TrainConfig, mean: Tensor, std: Tensor) -> DirectModel:
         """The trained networks as a model; all dims of z belong together."""
-        return DirectModel(
-            objective.encoder, objective.decoder, Partition.single(1, len(mean)), mean, std, self.name
-        )
+        single = Partition.single(1, len(mean))
+        return DirectModel(objective.encoder, single, mean, std, self.name, decoder=objective.decoder)
 
     def assess(self, model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
         """What comes back of an image, how many dims of z are used, and what codes from the prior look like."""
         images = to_float(dataset.pixels(checked_rows(dataset)))
         z = model.encode(images, value_range=MODEL_RANGE)
-        decoded = model.decode(z, model.infer_noise(images, z, value_range=MODEL_RANGE))
+        decoded = model.decode(z, model.infer_noise(images, z, value_range=MODEL_RANGE)).cpu()
         drawn = model.prior.sample(2 * SHOWN, seed=0)
         samples = model.decode(drawn, model.new_noise(len(drawn), seed=0, purpose="samples"))
         shown = torch.cat([images[:SHOWN], decoded[:SHOWN]])

@@ -8,18 +8,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from diti.core.errors import InputError
+from diti.core.images import MODEL_RANGE, ValueRange
 from diti.core.rng import torch_generator
+from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
-from diti.representation.models.guidance import Guidance
+from diti.representation.models.guidance import Guidance, Weight
+from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.model import Model, images_at_once
+from diti.representation.partition import Partition
+
+if TYPE_CHECKING:
+    from diti.edit.directions import Direction
+    from diti.edit.editor import Editor
 
 
 class DecodingModel(Model, ABC):
-    """A model with a decoder. `sampling_steps`, `masked` and the like are for decoders that take many steps."""
+    """A model with a decoder. `sampling_steps`, `masked` and the like are for decoders that take many steps.
+
+    again = model.reconstruct(images)  # (N, 3, H, W)
+    """
 
     @property
     @abstractmethod
@@ -56,7 +69,7 @@ class DecodingModel(Model, ABC):
     @property
     def at_once(self) -> int:
         """Images decoded in one batch."""
-        return images_at_once(self.size)
+        return images_at_once(self.size, self.device)
 
     @property
     def has_noise(self) -> bool:
@@ -70,6 +83,164 @@ class DecodingModel(Model, ABC):
 
     def with_decoder(self) -> DecodingModel:
         return self
+
+    @torch.no_grad()
+    def decode(
+        self,
+        z: Tensor,
+        noise: Tensor,
+        sampling_steps: int = SAMPLING_STEPS,
+        *,
+        clamp: bool = True,
+        masked: bool = True,
+        guidance: Weight = "trained",
+        stop_below: int = 0,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
+        """(N, 3, H, W) images from codes (N, D) and noise (N, *noise_shape), in parts that fit in memory.
+
+        clamp keeps each step's x0 in [-1, 1]: right for random noise, while noise that was inferred without it
+        comes back exactly only without it. masked, guidance and stop_below: see `Guidance`.
+        """
+        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
+        return self._decode(z, noise, sampling_steps, how, clamp=clamp, on_step=on_step)
+
+    @torch.no_grad()
+    def infer_noise(
+        self,
+        images: Images,
+        z: Tensor | None = None,
+        sampling_steps: int = SAMPLING_STEPS,
+        *,
+        masked: bool = True,
+        guidance: Weight = "trained",
+        stop_below: int = 0,
+        on_step: OnStep | None = None,
+        value_range: ValueRange | None = None,
+    ) -> Tensor:
+        """Noise (N, *noise_shape) from which z gives these images back; z is encoded from them unless given.
+
+        value_range: of float images, as in `encode`.
+        """
+        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
+        pixels = as_batch(images, self.size, value_range)
+        return self._infer_noise(pixels, z, sampling_steps, how, on_step=on_step)
+
+    @torch.no_grad()
+    def reconstruct(
+        self,
+        images: Images,
+        noise: Literal["inferred", "random"] = "inferred",
+        sampling_steps: int = SAMPLING_STEPS,
+        seed: int = 0,
+        *,
+        masked: bool = True,
+        guidance: Weight = "trained",
+        stop_below: int = 0,
+        value_range: ValueRange | None = None,
+        z: Tensor | None = None,
+    ) -> Tensor:
+        """Images in [-1, 1] from their own z, with the noise inferred from them or drawn anew.
+
+        value_range: of float images, as in `encode`. z: codes (N, D), encoded from the images unless given.
+        """
+        if noise not in ("inferred", "random"):
+            raise InputError(f"noise is {noise!r}; allowed: inferred, random")
+        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
+        pixels = as_batch(images, self.size, value_range)
+        z = self.encode(pixels, value_range=MODEL_RANGE) if z is None else z
+        if noise == "inferred":
+            start = self._infer_noise(pixels, z, sampling_steps, how, on_step=None)
+        else:
+            start = self.new_noise(len(pixels), seed, "reconstruct")
+        return self._decode(z, start, sampling_steps, how, clamp=noise == "random", on_step=None)
+
+    def edit(
+        self,
+        images: Images,
+        sampling_steps: int = SAMPLING_STEPS,
+        *,
+        masked: bool = True,
+        value_range: ValueRange | None = None,
+    ) -> Editor:
+        """The images inverted once, to be drawn again and again with axes or directions moved: see `Editor`.
+
+        value_range: of float images, as in `encode`.
+
+        face = model.edit(image)
+        face.draw({"a07": 2.0})  # axis 7 moved by two standard deviations, (N, 3, H, W); 12 would be a dim of z
+        """
+        from diti.edit.editor import Editor
+
+        return Editor(self, images, sampling_steps, masked=masked, value_range=value_range)
+
+    def interpolate(
+        self,
+        first: Images,
+        second: Images,
+        subset: str = "all",
+        scale: float = 0.5,
+        *,
+        x_t: str = "slerp",
+        masked: bool = True,
+        partition: Partition | None = None,
+        sampling_steps: int = SAMPLING_STEPS,
+        seed: int = 0,
+        progress: bool = False,
+        value_range: ValueRange | None = None,
+    ) -> Tensor:
+        """(1, 3, H, W): the first image with a subset of z moved towards the second's. Algorithm 2.
+
+        value_range: of float images, as in `encode`.
+        For several subsets, scales and both directions at once see `diti.edit.interpolate.interpolate`.
+        """
+        from diti.edit.interpolate import interpolate
+
+        return interpolate(
+            self,
+            first,
+            second,
+            [subset],
+            [scale],
+            directions=("a_to_b",),
+            x_t=x_t,
+            masked=masked,
+            partition=partition,
+            sampling_steps=sampling_steps,
+            seed=seed,
+            progress=progress,
+            value_range=value_range,
+        ).images
+
+    def manipulate(
+        self,
+        images: Images,
+        direction: Direction,
+        scale: float = 0.3,
+        *,
+        masked: bool = True,
+        stop_guidance: float = 0.0,
+        sampling_steps: int = SAMPLING_STEPS,
+        on_step: OnStep | None = None,
+        value_range: ValueRange | None = None,
+    ) -> Tensor:
+        """(N, 3, H, W): the images moved by `scale` along an attribute's direction. Algorithm 3.
+
+        Directions come from `diti.learn_direction`. value_range: of float images, as in `encode`.
+        """
+        from diti.edit.manipulate import manipulate
+
+        return manipulate(
+            self,
+            images,
+            direction,
+            [scale],
+            masked=masked,
+            stop_guidance=stop_guidance,
+            sampling_steps=sampling_steps,
+            on_step=on_step,
+            value_range=value_range,
+        ).images[0]
 
 
 def in_parts(at_once: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

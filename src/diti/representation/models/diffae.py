@@ -18,23 +18,15 @@ from diti.representation.models.diffusion import DiffusionModel
 from diti.representation.models.guidance import AS_TRAINED, Guidance
 from diti.representation.models.model import COMMON_PARTS, read_common, require_dims, require_parts, require_side
 from diti.representation.networks.conditioned import ConditionedUNet, load_conditioned
-from diti.representation.networks.encoder import Encoder
-from diti.representation.partition import Partition
 
 DECODER_PARTS = ("decoder", "scheduler")
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class DiffAE(DiffusionModel):
     """Encoder f, the U-Net that knows z, and the statistics of z, all of whose dims belong together."""
 
-    encoder: Encoder
     decoder: ConditionedUNet
-    partition: Partition
-    mean: Tensor | None
-    std: Tensor | None
-    method: str = "diffae"
-    metric: Tensor | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -64,4 +56,4 @@ def load_diffae(folder: Path) -> DiffAE:
         raise InputError(
             f"{folder}: the partition is for T = {partition.timesteps}, the decoder has T = {decoder.timesteps}"
         )
-    return DiffAE(encoder, decoder, partition, mean, std, method)
+    return DiffAE(encoder, partition, mean, std, method, decoder=decoder)

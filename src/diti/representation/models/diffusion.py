@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from diti.core.device import HOST, fitted
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE
 from diti.core.runs import as_path
@@ -26,9 +26,7 @@ from diti.representation.models.model import (
     require_parts,
     require_side,
 )
-from diti.representation.networks.encoder import Encoder
 from diti.representation.networks.shift import ShiftDecoder, load_decoder
-from diti.representation.partition import Partition
 
 DECODER_PARTS = ("unet", "scheduler", "decoder")
 
@@ -51,10 +49,8 @@ class DiffusionModel(DecodingModel):
     def noise_shape(self) -> tuple[int, ...]:
         return (3, self.size, self.size)
 
-    def to(self, device: str | torch.device) -> Self:
-        """Move the networks; codes and images always come back on the CPU."""
-        self.decoder.to(device)
-        return super().to(device)
+    def _networks(self) -> list[nn.Module]:
+        return [self.decoder, *super()._networks()]
 
     def validate_sampling_steps(self, sampling_steps: int) -> None:
         """InputError for a number of steps that the schedule does not have."""
@@ -82,29 +78,24 @@ class DiffusionModel(DecodingModel):
         self, z: Tensor, x: Tensor, steps: list[int], how: Guidance, clamp: bool, on_step: OnStep | None
     ) -> Tensor:
         """x (N, 3, H, W) taken along the steps: down decodes, up inverts."""
-        parts = []
+
+        def walked(codes: Tensor, start: Tensor) -> Tensor:
+            eps = self.guided_eps(codes, how)
+            return dpm_solver_2m(eps, start, steps, self.schedule, clamp=clamp, on_step=on_step)
+
         with inference(self.decoder):
-            for codes, start in in_parts(self.at_once, z, x):
-                eps = self.guided_eps(codes, how)
-                parts.append(
-                    dpm_solver_2m(
-                        eps, start.to(self.device), steps, self.schedule, clamp=clamp, on_step=on_step
-                    ).cpu()
-                )
-        return torch.cat(parts)
+            parts = in_parts(self.at_once, z.to(self.device), x.to(self.device))
+            return torch.cat([fitted(walked, *part) for part in parts])
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class DiTi(DiffusionModel):
     """Encoder f, decoder g over the frozen backbone, partition of z, and the statistics of z."""
 
-    encoder: Encoder
     decoder: ShiftDecoder
-    partition: Partition
-    mean: Tensor | None
-    std: Tensor | None
-    method: str = "diti"
-    metric: Tensor | None = None
+
+    def with_backbone(self) -> DiTi:
+        return self
 
     @property
     def backbone(self) -> Backbone:
@@ -123,7 +114,7 @@ class DiTi(DiffusionModel):
         z = z.to(self.device)
 
         def eps(x: Tensor, t: Tensor) -> Tensor:
-            if int(t[0]) < how.stop_below:  # a batch shares one t
+            if how.stop_below and int(t[0]) < how.stop_below:  # a batch shares one t
                 return self.backbone.eps(x, t)
             return self.decoder(x, t, self.partition.mask(z, t) if how.masked else z).eps(gather(table, t, x))
 
@@ -141,7 +132,7 @@ def load_diti(folder: Path) -> DiTi:
     """What `DiTi.save` wrote."""
     require_parts(folder, (*DECODER_PARTS, *COMMON_PARTS))
     encoder, partition, mean, std, method = read_common(folder)
-    backbone = load_backbone(folder)
+    backbone = load_backbone(folder, HOST)
     decoder = load_decoder(folder / "decoder", backbone)
     require_dims(folder, "decoder", decoder.dims, partition)
     require_side(folder, backbone.size, encoder)
@@ -149,4 +140,4 @@ def load_diti(folder: Path) -> DiTi:
         raise InputError(
             f"{folder}: the partition is for T = {partition.timesteps}, the backbone has T = {backbone.timesteps}"
         )
-    return DiTi(encoder, decoder, partition, mean, std, method)
+    return DiTi(encoder, partition, mean, std, method, decoder=decoder)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from diti.core.device import fitted
 from diti.core.rng import torch_generator
 from diti.core.runs import as_path
 from diti.diffusion.files import complaints_about, load_strictly
@@ -24,10 +24,8 @@ from diti.representation.models.model import (
     require_parts,
     require_side,
 )
-from diti.representation.networks.encoder import Encoder
 from diti.representation.networks.image_decoder import OneStepDecoder
 from diti.representation.networks.network_files import read_network, write_network
-from diti.representation.partition import Partition
 
 
 @dataclass(frozen=True)
@@ -42,29 +40,21 @@ class Prior:
         return torch.stack([torch.randn(self.dims, generator=generator) for generator in drawn])
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class DirectModel(DecodingModel):
     """Encoder, one-step decoder, and the statistics of z, whose prior is the standard normal.
 
     `sampling_steps`, `clamp` and `masked` mean nothing to a decoder without time-steps: any value gives the same.
     """
 
-    encoder: Encoder
     decoder: OneStepDecoder
-    partition: Partition
-    mean: Tensor | None
-    std: Tensor | None
-    method: str
-    metric: Tensor | None = None
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
         return (self.decoder.noise_dims,)
 
-    def to(self, device: str | torch.device) -> Self:
-        """Move the networks; codes and images always come back on the CPU."""
-        self.decoder.to(device)
-        return super().to(device)
+    def _networks(self) -> list[nn.Module]:
+        return [self.decoder, *super()._networks()]
 
     def validate_sampling_steps(self, sampling_steps: int) -> None:
         """Any number of steps will do: there is one."""
@@ -86,8 +76,8 @@ class DirectModel(DecodingModel):
         how.check_without_frozen_model(self.method)
         images = []
         with inference(self.decoder):
-            for code, rest in in_parts(self.at_once, z, noise):
-                images.append(self.decoder(code.to(self.device), rest.to(self.device)).cpu())
+            for part in in_parts(self.at_once, z.to(self.device), noise.to(self.device)):
+                images.append(fitted(self.decoder, *part))
                 if on_step is not None:
                     on_step(len(images) - 1, self.steps_of(len(z), sampling_steps), images[-1])
         return torch.cat(images)
@@ -100,7 +90,7 @@ class DirectModel(DecodingModel):
         for index, part in enumerate(pixels.split(self.at_once)):
             if on_step is not None:
                 on_step(index, self.steps_of(len(pixels), sampling_steps), part)
-        return torch.zeros(len(pixels), *self.noise_shape)
+        return torch.zeros(len(pixels), *self.noise_shape, device=self.device)
 
     @property
     def prior(self) -> Prior:
@@ -124,4 +114,4 @@ def load_direct(folder: Path, build: Callable[..., OneStepDecoder]) -> DirectMod
     load_strictly(decoder, state, str(folder / "decoder"))
     require_dims(folder, "decoder", decoder.dims, partition)
     require_side(folder, int(description.get("size", encoder.size)), encoder)
-    return DirectModel(encoder, decoder.eval(), partition, mean, std, method)
+    return DirectModel(encoder, partition, mean, std, method, decoder=decoder.eval())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diti.core.device import widest
 from diti.core.rng import torch_generator
 from diti.representation.models.diffusion import DiTi
 from diti.representation.networks.shift import losses_with
@@ -26,7 +27,7 @@ def explained_share(model: DiTi, pixels: Tensor, z: Tensor) -> Tensor:
     for all images, so that the share of an image does not depend on its place, and images can be compared.
     """
     steps = model.schedule.timesteps
-    total = torch.zeros(2, len(pixels), dtype=torch.float64, device=pixels.device)  # without z, with z
+    total = torch.zeros(2, len(pixels), dtype=widest(pixels.device), device=pixels.device)  # without z, with z
     for index, share in enumerate(TIMES):
         rng = torch_generator(SEED, "explained", index)
         noise = torch.randn(pixels.shape[1:], generator=rng).to(pixels).expand_as(pixels)

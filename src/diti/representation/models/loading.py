@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from diti.core.device import AUTO, Device, decide
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.files import locate, read_settings
@@ -14,10 +17,14 @@ from diti.representation.models.model import Model, read_metric, require_known_f
 from diti.representation.registry import find_method
 
 
-def load(source: str | Path) -> Model:
+def load(source: str | Path, device: Device = AUTO) -> Model:
     """A model from a folder, the name of a shipped one, or a hub id; strictly all of it.
 
-    z = diti.load("toyfaces32-diti").encode(images)
+    device: where it is put, and where it gives its tensors, such as "cuda:1"; by default a GPU where torch finds
+    one, or what DITI_DEVICE names.
+
+    z = diti.load("faces64-diti").encode(images)
+    model = diti.load("faces64-diti").with_decoder()  # a `DecodingModel`, for type checkers too
     """
     folder = locate(source)
     require_parts(folder, ("model.json",))
@@ -32,19 +39,24 @@ def load(source: str | Path) -> Model:
     model.axis_names = read_names(folder, model.dims)
     model.metric = read_metric(folder)
     model.axes = read_axes(folder / AXES, model.partition)
-    return model
+    return model.to(device)
 
 
-def as_model(given: Model | str | Path) -> Model:
-    """A model as it is, or the one that a name stands for."""
-    return given if isinstance(given, Model) else load(given)
+def device_of(given: object, device: Device = AUTO) -> torch.device:
+    """Where to compute with what somebody gives: where that is, unless another device is asked for."""
+    return given.device if isinstance(given, Model | Backbone) and str(device) == AUTO else decide(device)
 
 
-def as_backbone(given: Backbone | Model | str | Path) -> Backbone:
-    """The backbone that somebody gives: itself, by its name, or with a model."""
-    if isinstance(given, Backbone):
-        return given
-    return given.backbone if isinstance(given, Model) else load_backbone(given)
+def as_model(given: Model | str | Path, device: Device = AUTO) -> Model:
+    """A given model, which stays where it is unless another device is asked for, or the one of a name."""
+    return given.to(device_of(given, device)) if isinstance(given, Model) else load(given, device)
+
+
+def as_backbone(given: Backbone | Model | str | Path, device: Device = AUTO) -> Backbone:
+    """The backbone that somebody gives, likewise: itself, by its name, or with a model."""
+    if isinstance(given, Model):
+        return as_model(given, device).with_backbone().backbone
+    return given.to(device_of(given, device)) if isinstance(given, Backbone) else load_backbone(given, device)
 
 
 def backbone_name(given: Backbone | Model | str | Path) -> str:
@@ -56,6 +68,6 @@ def backbone_name(given: Backbone | Model | str | Path) -> str:
     return str(given)
 
 
-def load_with_decoder(source: str | Path) -> DecodingModel:
+def load_with_decoder(source: str | Path, device: Device = AUTO) -> DecodingModel:
     """`load` for what needs a decoder; InputError at once for a model without one."""
-    return load(source).with_decoder()
+    return load(source, device).with_decoder()

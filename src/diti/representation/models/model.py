@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from diti.core.device import Device, decide, fitted, on_host, sent
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, ValueRange
 from diti.core.runs import as_path, atomic_path, read_json, versions, write_json
-from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import complaints_about, read_safetensors, read_settings, require_finite
-from diti.diffusion.generate import SAMPLING_STEPS
-from diti.diffusion.sampler import OnStep
 from diti.representation.models.axes import AXES, Axes, write_axes
 from diti.representation.models.axis_names import AxisName, Key, with_names, write_names
-from diti.representation.models.guidance import Guidance, Weight
 from diti.representation.models.inputs import Images, as_batch, as_features
 from diti.representation.models.metric import metric_root
 from diti.representation.models.shown import model_html
@@ -30,26 +26,30 @@ from diti.representation.partition import Partition
 from diti.representation.registry import decoding_methods
 
 if TYPE_CHECKING:
-    from diti.edit.directions import Direction
-    from diti.edit.editor import Editor
     from diti.representation.models.decoding import DecodingModel
+    from diti.representation.models.diffusion import DiTi
 
 BATCH = 256  # images encoded at once when a caller gives them
 PIXELS_AT_ONCE = 2**17  # in one batch: 128 images of 32 px, 32 of 64 px; more do not fit a core's cache
+PIXELS_ON_DEVICE = 2**20  # 1,024 images of 32 px, 256 of 64 px: halved where they do not fit
 COMMON_PARTS = ("encoder", "partition.json", "model.json")
 STATS, UNKNOWN = "stats.safetensors", "unknown"
 FORMAT = 1  # of a model folder; a higher one is from a later version of diti
 
 
-class Model:
-    """What the models of all methods can do: encode, be measured, be saved. Decoding is left to those that can.
+class Unable(InputError, AttributeError):
+    """A model is asked for what only others have. Not there for `hasattr`, and explained to whoever calls it."""
 
-    One of your own is a dataclass with `eq=False, repr=False`: models are equal to themselves alone, so that they
-    can be keys, and print as one line.
+
+@dataclass(eq=False, repr=False)
+class Model:
+    """An encoder f and the statistics of z: what every model can do. `DecodingModel` can also draw images.
+
+    One of your own is a dataclass with `eq=False, repr=False`, and `kw_only=True` where it has more parts: models
+    are equal to themselves alone, so that they can be keys, and print as one line.
 
         model = diti.load("toyfaces32-diti")
         z = model.encode(images)  # (N, D); uint8, PIL, files or floats in
-        again = model.reconstruct(images)  # (N, 3, H, W)
     """
 
     encoder: Encoder
@@ -57,9 +57,10 @@ class Model:
     mean: Tensor | None  # (D,) of z over the training set; None where it is not known
     std: Tensor | None  # (D,)
     method: str
+    _: KW_ONLY
     metric: Tensor | None = None  # (D, D) of standardised codes, see `metric.py`; None where it is not known
     axes: Axes | None = None  # that one can name, see `axes.py`; None where they are not known
-    axis_names: Mapping[Key, AxisName] = MappingProxyType({})  # that people gave to axes and dims of z
+    axis_names: Mapping[Key, AxisName] = field(default_factory=dict)  # that people gave to axes and dims of z
 
     def __repr__(self) -> str:
         cut = f" in {self.partition.subsets} subsets" if self.partition.subsets > 1 else ""
@@ -81,12 +82,17 @@ class Model:
 
     @property
     def device(self) -> torch.device:
+        """Where the networks are; `encode` and what decodes give their tensors there."""
         return self.encoder.head.weight.device
 
-    def to(self, device: str | torch.device) -> Self:
-        """Move the networks; codes and images always come back on the CPU."""
-        self.encoder.to(device)
+    def to(self, device: Device) -> Self:
+        """Move the networks. Mean, std, metric and axes stay on the CPU, and so do edits and pictures."""
+        for network in self._networks():
+            network.to(decide(device))
         return self
+
+    def _networks(self) -> list[nn.Module]:
+        return [self.encoder]
 
     def require_size(self, size: int) -> None:
         """Refuse images of another side than the model was trained for."""
@@ -115,10 +121,11 @@ class Model:
         """
         if self.metric is None:
             raise InputError(
-                "the metric of z is not known: the model is of an earlier version; solve or train it again"
+                "the metric of z is not known: the model is of an earlier version; "
+                "diti.encode(model, DATA, metric=True) measures it over images"
             )
         mean, std = self.statistics()
-        return (z - mean) / std @ metric_root(self.metric)
+        return (z - mean.to(z)) / std.to(z) @ metric_root(self.metric).to(z)
 
     def feature_names(self) -> list[str]:
         """A name per dim of z with the start of its time segment, such as z012_t0300; z012 where it has none.
@@ -131,7 +138,7 @@ class Model:
 
     @torch.no_grad()
     def encode(self, images: Images, batch: int = BATCH, *, value_range: ValueRange | None = None) -> Tensor:
-        """z (N, D) of images in any form; sizes other than the model's are cropped and resized, with a note.
+        """z (N, D) of images in any form, on the model's device; other sizes are cropped and resized, with a note.
 
         Images are uint8 (N, H, W, 3), PIL images, paths of image files, or floats (N, 3, H, W), one or many.
         value_range: of floats, the lowest and highest value of a pixel: (-1, 1), (0, 1) or (0, 255). Without it
@@ -145,7 +152,10 @@ class Model:
             raise InputError("value_range is for images, and this model encodes features of another network")
         pixels = as_features(images) if given else as_batch(images, self.size, value_range)
         with inference(self.encoder):
-            return torch.cat([self.encoder(part.to(self.device)).cpu() for part in pixels.split(batch)])
+            return torch.cat([fitted(self._encoded, part) for part in pixels.split(batch)])
+
+    def _encoded(self, part: Tensor) -> Tensor:
+        return self.encoder(sent(part, self.device))
 
     def save(self, folder: str | Path) -> None:
         """Write everything that `load` needs; each part whole, model.json last."""
@@ -168,192 +178,29 @@ class Model:
                 save_file({name: tensor.contiguous() for name, tensor in known.items()}, temporary)
         write_json(folder / "model.json", facts)
 
-    @property
-    def backbone(self) -> Backbone:
-        """The frozen diffusion model, of a model that decodes with it."""
-        raise InputError(f"a {self.method} model has no frozen diffusion model; this needs diti or pdae")
-
-    # ---- For a model with a decoder ----
-
-    @torch.no_grad()
-    def decode(
-        self,
-        z: Tensor,
-        noise: Tensor,
-        sampling_steps: int = SAMPLING_STEPS,
-        *,
-        clamp: bool = True,
-        masked: bool = True,
-        guidance: Weight = "trained",
-        stop_below: int = 0,
-        on_step: OnStep | None = None,
-    ) -> Tensor:
-        """(N, 3, H, W) images from codes (N, D) and noise (N, *noise_shape), in parts that fit in memory.
-
-        clamp keeps each step's x0 in [-1, 1]: right for random noise, while noise that was inferred without it
-        comes back exactly only without it. masked, guidance and stop_below: see `Guidance`.
-        """
-        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
-        return self.with_decoder()._decode(z, noise, sampling_steps, how, clamp=clamp, on_step=on_step)
-
-    @torch.no_grad()
-    def infer_noise(
-        self,
-        images: Images,
-        z: Tensor | None = None,
-        sampling_steps: int = SAMPLING_STEPS,
-        *,
-        masked: bool = True,
-        guidance: Weight = "trained",
-        stop_below: int = 0,
-        on_step: OnStep | None = None,
-        value_range: ValueRange | None = None,
-    ) -> Tensor:
-        """Noise (N, *noise_shape) from which z gives these images back; z is encoded from them unless given.
-
-        value_range: of float images, as in `encode`.
-        """
-        how = Guidance(masked=masked, weight=guidance, stop_below=stop_below)
-        able = self.with_decoder()
-        pixels = as_batch(images, self.size, value_range)
-        return able._infer_noise(pixels, z, sampling_steps, how, on_step=on_step)
-
-    @torch.no_grad()
-    def reconstruct(
-        self,
-        images: Images,
-        noise: Literal["inferred", "random"] = "inferred",
-        sampling_steps: int = SAMPLING_STEPS,
-        seed: int = 0,
-        *,
-        masked: bool = True,
-        guidance: Weight = "trained",
-        stop_below: int = 0,
-        value_range: ValueRange | None = None,
-        z: Tensor | None = None,
-    ) -> Tensor:
-        """Images in [-1, 1] from their own z, with the noise inferred from them or drawn anew.
-
-        value_range: of float images, as in `encode`. z: codes (N, D), encoded from the images unless given.
-        """
-        if noise not in ("inferred", "random"):
-            raise InputError(f"noise is {noise!r}; allowed: inferred, random")
-        how, able = Guidance(masked=masked, weight=guidance, stop_below=stop_below), self.with_decoder()
-        pixels = as_batch(images, self.size, value_range)
-        z = self.encode(pixels, value_range=MODEL_RANGE) if z is None else z
-        if noise == "inferred":
-            start = able._infer_noise(pixels, z, sampling_steps, how, on_step=None)
-        else:
-            start = able.new_noise(len(pixels), seed, "reconstruct")
-        return able._decode(z, start, sampling_steps, how, clamp=noise == "random", on_step=None)
-
-    def edit(
-        self,
-        images: Images,
-        sampling_steps: int = SAMPLING_STEPS,
-        *,
-        masked: bool = True,
-        value_range: ValueRange | None = None,
-    ) -> Editor:
-        """The images inverted once, to be drawn again and again with axes or directions moved: see `Editor`.
-
-        value_range: of float images, as in `encode`.
-
-        face = model.edit(image)
-        face.draw({"a07": 2.0})  # axis 7 moved by two standard deviations, (N, 3, H, W); 12 would be a dim of z
-        """
-        from diti.edit.editor import Editor
-
-        return Editor(self.with_decoder(), images, sampling_steps, masked=masked, value_range=value_range)
-
-    def interpolate(
-        self,
-        first: Images,
-        second: Images,
-        subset: str = "all",
-        scale: float = 0.5,
-        *,
-        x_t: str = "slerp",
-        masked: bool = True,
-        partition: Partition | None = None,
-        sampling_steps: int = SAMPLING_STEPS,
-        seed: int = 0,
-        progress: bool = False,
-        value_range: ValueRange | None = None,
-    ) -> Tensor:
-        """(1, 3, H, W): the first image with a subset of z moved towards the second's. Algorithm 2.
-
-        value_range: of float images, as in `encode`.
-        For several subsets, scales and both directions at once see `diti.edit.interpolate.interpolate`.
-        """
-        from diti.edit.interpolate import interpolate
-
-        return interpolate(
-            self.with_decoder(),
-            first,
-            second,
-            [subset],
-            [scale],
-            directions=("a_to_b",),
-            x_t=x_t,
-            masked=masked,
-            partition=partition,
-            sampling_steps=sampling_steps,
-            seed=seed,
-            progress=progress,
-            value_range=value_range,
-        ).images
-
-    def manipulate(
-        self,
-        images: Images,
-        direction: Direction,
-        scale: float = 0.3,
-        *,
-        masked: bool = True,
-        stop_guidance: float = 0.0,
-        sampling_steps: int = SAMPLING_STEPS,
-        on_step: OnStep | None = None,
-        value_range: ValueRange | None = None,
-    ) -> Tensor:
-        """(N, 3, H, W): the images moved by `scale` along an attribute's direction. Algorithm 3.
-
-        Directions come from `diti.learn_direction`. value_range: of float images, as in `encode`.
-        """
-        from diti.edit.manipulate import manipulate
-
-        return manipulate(
-            self.with_decoder(),
-            images,
-            direction,
-            [scale],
-            masked=masked,
-            stop_guidance=stop_guidance,
-            sampling_steps=sampling_steps,
-            on_step=on_step,
-            value_range=value_range,
-        ).images[0]
-
     def with_decoder(self) -> DecodingModel:
-        """The same model; InputError for one without a decoder, which says which have one."""
+        """The same model, and type checkers know that it decodes; for one that cannot, InputError: which can."""
         *others, last = decoding_methods()
-        able = f"{', '.join(others)} or {last}"
-        raise InputError(
+        raise Unable(
             f"a {self.method} model has no decoder: it can encode and be probed; "
-            f"reconstruct, interpolate, manipulate and sample need {able}"
+            f"reconstruct, interpolate, manipulate and sample need {', '.join(others)} or {last}"
         )
 
+    def with_backbone(self) -> DiTi:
+        """The same model, and type checkers know its frozen diffusion model; InputError for one without."""
+        raise Unable(f"a {self.method} model has no frozen diffusion model; this needs diti or pdae")
 
-@dataclass(eq=False, repr=False)
-class EncodeOnly(Model):
-    """Encoder f, and the statistics of z."""
+    if not TYPE_CHECKING:  # which would find every misspelt name here
 
-    encoder: Encoder
-    partition: Partition
-    mean: Tensor | None
-    std: Tensor | None
-    method: str
-    metric: Tensor | None = None
+        def __getattr__(self, name):
+            """For what only other models have, the line that says which; `hasattr` is False."""
+            from diti.representation.models.decoding import DecodingModel
+
+            if hasattr(DecodingModel, name):
+                self.with_decoder()
+            if name == "backbone":
+                self.with_backbone()
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 class inference:
@@ -370,11 +217,6 @@ class inference:
     def __exit__(self, *failure: object) -> None:
         for module, training in self.modes:
             module.training = training
-
-
-def load_encode_only(folder: Path) -> EncodeOnly:
-    """What `EncodeOnly.save` wrote."""
-    return EncodeOnly(*read_common(folder))
 
 
 def read_common(folder: Path) -> tuple[Encoder, Partition, Tensor | None, Tensor | None, str]:
@@ -444,9 +286,9 @@ def require_side(folder: Path, side: int, encoder: Encoder) -> None:
         )
 
 
-def images_at_once(size: int) -> int:
+def images_at_once(size: int, device: torch.device) -> int:
     """Images of that side, px, for one batch of a U-Net."""
-    return max(1, PIXELS_AT_ONCE // size**2)
+    return max(1, (PIXELS_AT_ONCE if on_host(device) else PIXELS_ON_DEVICE) // size**2)
 
 
 def code_statistics(encode: Callable[[Any], Tensor], batches: Iterator[Any]) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ Notation: N images, H×W px, D length of z.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from diti.representation.models.inputs import Images, as_batch
 from diti.representation.models.loading import load
 from diti.representation.models.metric import metric_root, regressed_metric
 from diti.representation.models.model import BATCH, Model, inference
+
+log = logging.getLogger(__name__)
 
 
 class DiTiFeatures(TransformerMixin, BaseEstimator):
@@ -69,6 +72,7 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
         if self.standardise and network.mean is None:
             self.mean_, self.std_ = network.statistics(self._codes(images, network))
         if self._measured() and network.metric is None:
+            log.warning("the model has no metric yet: it is learnt from these images")
             self.metric_ = self._learn_metric(images, network)
         return self
 
@@ -124,7 +128,10 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
     def _codes(self, images: Any, network: Model) -> torch.Tensor:
         """z (N, D), some images at a time."""
         return torch.cat(
-            [network.encode(part, self.batch_size, value_range=self.value_range) for part in self._parts(images)]
+            [
+                network.encode(part, self.batch_size, value_range=self.value_range).cpu()
+                for part in self._parts(images)
+            ]
         )
 
     def _parts(self, images: Any) -> Iterator[Any]:

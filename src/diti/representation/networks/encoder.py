@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import EncoderConfig
+from diti.core.device import frozen
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
-from diti.diffusion.files import MOST_TIMESTEPS, complaints_about, load_strictly
+from diti.diffusion.files import MOST_TIMESTEPS, complaints_about, load_strictly, read_weights
 from diti.representation.networks.network_files import drawn_from, read_network, write_network
 from diti.representation.networks.principal import principal_components
 from diti.representation.networks.trunks import AuthorsTrunk, BackboneTrunk, GivenFeatures, ResidualTrunk
@@ -26,6 +28,7 @@ from diti.representation.networks.trunks import AuthorsTrunk, BackboneTrunk, Giv
 Order = Literal["descending", "ascending"] | Sequence[int]
 Scale = Literal["whitened", "even"]
 COMMON = ("kind", "size", "dims", "frozen")
+TRUNK = "trunk."  # before the names of its weights
 SETTINGS: dict[str, tuple[str, ...]] = {  # kind -> the arguments of its trunk besides the size
     "authors": (),
     "residual": ("channels",),
@@ -94,8 +97,9 @@ class Encoder(nn.Module):
             self.require_images(f"got shape {tuple(x.shape)}")
             taken = ", ".join(map(str, self.taken))
             raise InputError(f"images have shape {tuple(x.shape)}; this encoder takes (B, {taken})")
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            return self.trunk(x)
+        learns = torch.is_grad_enabled() and not self.frozen
+        with torch.set_grad_enabled(learns), nullcontext() if learns else frozen(x.device):
+            return self.trunk(x).float()
 
     def require_images(self, but: str = "images were given") -> None:
         """InputError for an encoder of features, which knows no image; it says what the model can do."""
@@ -166,9 +170,7 @@ def build_encoder(config: EncoderConfig, backbone: Backbone | int, seed: int) ->
     if isinstance(backbone, int):
         raise InputError("--encoder backbone copies a backbone, and none is given; use --encoder residual")
     encoder = encoder_from_description(description | _backbone_settings(config, backbone), seed)
-    own = encoder.trunk.state_dict()
-    copied = {key: tensor for key, tensor in backbone.unet.state_dict().items() if key in own}
-    load_strictly(encoder.trunk, copied, "the backbone")
+    load_strictly(encoder.trunk, taken_by(encoder, backbone.unet.state_dict()), "the backbone")
     return encoder
 
 
@@ -209,12 +211,24 @@ def encoder_from_description(description: Mapping[str, Any], seed: int = 0) -> E
 
 
 def load_encoder(folder: str | Path) -> Encoder:
-    """The encoder that `Encoder.save` wrote, strictly every weight."""
+    """The encoder that `Encoder.save` wrote, strictly every weight.
+
+    A model in the box stores a trunk that is its own backbone once, in the folder of that.
+    """
     description, state = read_network(folder)
     with complaints_about(Path(folder) / "config.json"):
         encoder = encoder_from_description(description)
+    if description["kind"] == "backbone" and not any(key.startswith(TRUNK) for key in state):
+        unet = read_weights(Path(folder).parent / "unet")
+        state |= {TRUNK + name: tensor for name, tensor in taken_by(encoder, unet).items()}
     load_strictly(encoder, state, str(folder))
     return encoder.eval()
+
+
+def taken_by(encoder: Encoder, unet: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a U-Net that the encoder's trunk has, too."""
+    own = encoder.trunk.state_dict()
+    return {name: tensor for name, tensor in unet.items() if name in own}
 
 
 def component_order(order: str | Sequence[int], dims: int) -> list[int]:

@@ -107,7 +107,7 @@ class Latent(nn.Module):
 
     def standardise(self, z: Tensor) -> Tensor:
         """(N, D) codes in units of their std around their mean, which is what the network sees."""
-        return (z - self.mean) / self.std
+        return (z - self.mean.to(z)) / self.std.to(z)
 
     @torch.no_grad()
     def sample(self, count: int, seed: int, sampling_steps: int = SAMPLING_STEPS) -> Tensor:

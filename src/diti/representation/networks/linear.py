@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diti.core.device import on_host
 from diti.core.errors import InputError
 from diti.representation.networks.pixel_axes import PixelAxes
 
@@ -47,7 +48,8 @@ class LinearPart(nn.Module):
 
     def _mapped(self, rows: Tensor, t: Tensor) -> Tensor:
         """(B,R), (B,) -> (B,P): row i times W at t_i."""
-        if bool((t == t[0]).all()):  # always so in sampling: one small product
+        # Always so in sampling: one small product. A GPU does not mind the large one, and looking would stall it.
+        if on_host(t) and bool((t == t[0]).all()):
             left, right, share = neighbours(self.times, t[0])
             return rows @ torch.lerp(self.weights[left], self.weights[right], share)
         mixed = hat_weights(self.times, t)[:, :, None] * rows[:, None]  # (B,S,R)

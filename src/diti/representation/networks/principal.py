@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from diti.core.device import HOST
 from diti.core.errors import InputError
 from diti.representation.networks.network_files import drawn_from
 
@@ -34,22 +36,33 @@ def principal_components(features: Tensor, most: int, least: int, seed: int = 0)
     """
     if len(features) < 2:
         raise InputError(f"the features of {len(features)} images were given; principal axes need many more")
-    if features.shape[1] > MANY_FEATURES:
-        return _at_random(features, most, least, seed)
-    moments = Moments(features.shape[1])
+    count, width = features.shape
+    if width > MANY_FEATURES:
+        return _of_matrix(features, most, least, lambda x: low_rank(x, most + OVERSAMPLED, seed, "features")[1:])
+    if count < width:  # a smaller matrix than that of their correlations
+        return _of_matrix(features.to(HOST, torch.float64), most, least, _singular)
+    moments = Moments(width)
     for part in features.split(BATCH):
         moments.add(part)
     mean, std, correlation = moments.standardised()
     return Components(mean, std, *principal_axes(correlation, most, least), float(correlation.trace()))
 
 
-def _at_random(features: Tensor, most: int, least: int, seed: int) -> Components:
+def _of_matrix(
+    features: Tensor, most: int, least: int, decompose: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> Components:
+    """From the singular values (E,) and right vectors (F, E) of the standardised features themselves."""
     mean, std = features.mean(0), features.std(0, correction=0)
     varies = std > TINY * (std + mean.abs())
     std = torch.where(varies, std, 1.0)
-    _, sizes, axes = low_rank((features - mean) / std, most + OVERSAMPLED, seed, "features")
+    sizes, axes = decompose((features - mean) / std)
     found = leading(sizes[:most].double() ** 2 / len(features), axes[:, :most].double(), least)
     return Components(mean.double(), std.double(), *found, float(varies.sum()))
+
+
+def _singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    _, sizes, axes = torch.linalg.svd(matrix, full_matrices=False)
+    return sizes, axes.T
 
 
 def low_rank(matrix: Tensor, count: int, seed: int, purpose: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,7 +81,7 @@ class Moments:
 
     def add(self, batch: Tensor) -> None:
         """Take in the features (B,F) of a batch."""
-        rows = batch.detach().to("cpu", torch.float64)
+        rows = batch.detach().to(HOST, torch.float64)
         self.count += len(rows)
         self.total += rows.sum(0)
         self.products += rows.T @ rows

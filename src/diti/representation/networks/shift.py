@@ -26,7 +26,7 @@ from diti.diffusion.schedule import (
     lambda_eps,
     q_sample,
     reconstruction_loss_eps,
-    snr,
+    root_snr,
     w_eps,
     x0_from_output,
 )
@@ -140,8 +140,7 @@ class ShiftDecoder(nn.Module):
         linear = g = None
         if self.linear is not None:
             # By sqrt(SNR_t) a change of x0 becomes one of eps. Eq. A3.
-            root_snr = gather(snr(self.backbone.schedule).sqrt(), t, frozen.u)
-            linear = root_snr * self.linear(frozen.u, t, z)
+            linear = gather(root_snr(self.backbone.schedule), t, frozen.u) * self.linear(frozen.u, t, z)
         if self.path is not None and frozen.features is not None:
             g = self.backbone.unfold(self.path(*frozen.features, z))
         return Prediction(frozen.eps, linear, g)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from diti.core.device import frozen, on_host, sent
 from diti.core.errors import InputError
-from diti.core.lanes import in_lanes
+from diti.core.lanes import in_lanes, lanes_on
 from diti.core.processes import from_main, is_main, place
 from diti.core.progress import progress_bar
 from diti.core.rng import Draws
@@ -48,29 +50,33 @@ class Pass:
     trunk: Callable[[Tensor], Tensor] | None = None  # looks at the reconstructions of the first images, too
     shown_images: int = 0  # so many
 
-    def new_sums(self, shown: bool = False) -> Sums:
+    def new_sums(self, shown: bool = False, device: torch.device | None = None) -> Sums:
         axes, features = self.look.pixel_axes.count, len(self.look.whitening.variance)
-        return Sums(self.stretches.count, axes, features, shown)
+        return Sums(self.stretches.count, axes, features, shown, device)
 
     def extend(self, sums: Sums, walk: Walk, until: int, advance: Callable[[int], None]) -> Iterator[None]:
         """Take in the images of the walk up to position `until`; yields after every chunk."""
         rank, count = place()
-        together = min(BATCH, images_at_once(self.look.pixel_axes.size))
+        most = BATCH if on_host(walk.device) else CHUNK
+        together = min(most, images_at_once(self.look.pixel_axes.size, walk.device))
         while sums.images < until:
             stop = min(until, sums.images + CHUNK)
-            part = sums if count == 1 else self.new_sums(sums.has_shown)
+            alone = count == 1 and on_host(walk.device)
+            part = sums if alone else self.new_sums(sums.has_shown, walk.device)
             first = sums.images
             for start in range(first + rank * together, stop, count * together):
                 self.take_in(part, walk, start, min(together, stop - start))
                 advance(min(count * together, stop - start))
-            if count > 1:
-                sums.add(part.over_processes())
+            if not alone:
+                sums.add(part.home().over_processes())
+                self.require_finite(sums)
             yield
 
     def take_in(self, sums: Sums, walk: Walk, start: int, count: int) -> None:
         """The images at these positions, at one draw from each stretch: the lanes share the stretches."""
         x, rows = walk.pixels(start, count)
-        phi = self.look.phi_of(walk, start, x, rows)
+        look = self.look.there
+        phi = look.phi_of(walk, start, x, rows)
         sums.add_images(phi)
         trunk = self.trunk if sums.has_shown and start < self.shown_images else None
         if trunk is not None:
@@ -78,19 +84,27 @@ class Pass:
         draws = Draws(self.seed, start, count)
 
         def at(stretch: int) -> None:
-            t = self.stretches.draw(stretch, draws.uniform(f"{walk.purpose}-time-{stretch}")).to(x.device)
-            noise = draws.normal(f"{walk.purpose}-noise-{stretch}", tuple(x.shape[1:])).to(x.device)
-            u = self.backbone.x0(q_sample(x, noise, gather(self.backbone.schedule.alpha_bar, t, x)), t)
+            t = sent(self.stretches.draw(stretch, draws.uniform(f"{walk.purpose}-time-{stretch}")), x.device)
+            noise = draws.normal(f"{walk.purpose}-noise-{stretch}", tuple(x.shape[1:]), x.device)
+            x_t = q_sample(x, noise, gather(self.backbone.schedule.alpha_bar, t, x))
+            with frozen(x.device):
+                u = self.backbone.x0(x_t, t).float()
             if trunk is not None:
-                sums.add_shown(stretch, self.look.whitening(trunk(u.clamp(-1, 1)).cpu()), phi)
-            u, lost = u.cpu(), (x - u).cpu()
-            squares = lost.double().square().flatten(1).sum(1)
-            require_finite(squares, x[0].numel(), self.stretches, stretch)
-            axes = self.look.pixel_axes
+                sums.add_shown(stretch, look.whitening(trunk(u.clamp(-1, 1))), phi)
+            lost = x - u
+            squares = lost.to(phi.dtype).square().flatten(1).sum(1)
+            if on_host(x):  # elsewhere the sums of a chunk are looked at
+                require_finite(squares, x[0].numel(), self.stretches, stretch)
+            axes = look.pixel_axes
             sums.add_stretch(stretch, axes.coordinates(u), phi, axes.difference(lost), squares)
 
-        for _ in in_lanes(at, range(self.stretches.count)):
+        for _ in in_lanes(at, range(self.stretches.count), lanes_on(walk.device)):
             pass
+
+    def require_finite(self, sums: Sums) -> None:
+        """As below, of the mean over all images."""
+        for stretch, squares in enumerate(sums.tensors["lost"] / sums.images):
+            require_finite(squares, 3 * self.look.pixel_axes.size**2, self.stretches, stretch)
 
 
 def require_finite(squares: Tensor, pixels: int, stretches: Stretches, stretch: int) -> None:

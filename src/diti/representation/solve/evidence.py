@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from diti.config import SolveConfig
+from diti.core.device import sent
 from diti.core.errors import InputError
 from diti.core.processes import is_main
 from diti.core.progress import progress_bar
@@ -118,7 +119,7 @@ def feature_map(encoder: Encoder, given: np.ndarray | None) -> FeatureMap:
         return lambda pixels, rows: encoder.features(pixels)
 
     def look_up(pixels: Tensor, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.asarray(given[rows], np.float32))
+        return sent(torch.from_numpy(np.asarray(given[rows], np.float32)), pixels.device)
 
     return look_up
 
@@ -145,7 +146,7 @@ def _walks(
     rows: tuple[np.ndarray, np.ndarray],
 ) -> tuple[Walk, Walk]:
     """Over training and validation images, with what is seen in them: computed once where mirroring allows it."""
-    device = next(backbone.parameters()).device
+    device = backbone.device
     # Given features are those of the images as they are, not of their mirror images.
     flip = config.flip and features is None
     if features is None and not (flip and encoder.tells_sides):

@@ -5,16 +5,19 @@ Notation: N images looked at, F features of the feature map, E whitened ones (φ
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.device import on_host, sent, widest
 from diti.core.errors import InputError
 from diti.core.images import to_float
-from diti.core.lanes import in_lanes
+from diti.core.lanes import in_lanes, lanes_on
 from diti.core.processes import is_main
 from diti.core.progress import progress_bar
 from diti.data.prepared import Dataset, Stream
@@ -42,7 +45,7 @@ class Walk:
     def pixels(self, start: int, count: int) -> tuple[Tensor, np.ndarray]:
         """Images (B,3,H,W) on the device, and their rows (B,)."""
         rows, flips = self.stream.take(start, count)
-        return to_float(self.dataset.pixels(rows, flips)).to(self.device), rows
+        return sent(to_float(self.dataset.pixels(rows, flips)), self.device), rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +59,7 @@ class Whitening:
 
     def __call__(self, features: Tensor) -> Tensor:
         """(B, F) → φ (B, E)."""
-        return (features.double() - self.mean) / self.std @ self.axes
+        return (features.to(self.mean.dtype) - self.mean) / self.std @ self.axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +75,18 @@ class Look:
         """φ (B, E) of images at positions of a walk; those that were looked at are not run again."""
         stop = start + len(rows)
         if walk is self.walk and stop <= len(self.phi):
-            return self.phi[start:stop].double()
-        return self.whitening(walk.features(x, rows).cpu())
+            return self.phi[start:stop].to(self.whitening.mean.dtype)
+        return self.whitening(walk.features(x, rows))
+
+    @cached_property
+    def there(self) -> Look:
+        """The same on the device of the walk; itself on the CPU."""
+        device = self.walk.device
+        if on_host(device):
+            return self
+        axes = copy.deepcopy(self.pixel_axes).to(device)
+        kept = (tensor.to(widest(device)).to(device) for tensor in vars(self.whitening).values())
+        return Look(axes, Whitening(*kept), self.phi.to(device), self.walk)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that was found, by name."""
@@ -95,7 +108,7 @@ def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, d
     found: list[Tensor] = []
     on_grid: list[Tensor] = []
     axes = PixelAxes(size, pixels)
-    together = images_at_once(size)
+    together = images_at_once(size, walk.device)
     starts = range(0, images, together)
 
     def look(start: int) -> tuple[Tensor, Tensor | None]:
@@ -103,7 +116,7 @@ def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, d
         return walk.features(x, rows).cpu().float(), axes.on_grid(x.cpu()) if start < PIXEL_IMAGES else None
 
     with progress_bar("a first look", images, shown=is_main()) as advance:
-        for seen, small in in_lanes(look, starts):
+        for seen, small in in_lanes(look, starts, lanes_on(walk.device)):
             found.append(seen)
             on_grid += [] if small is None else [small]
             advance(len(seen))

@@ -19,6 +19,7 @@ from diti.representation.solve.sums import Shown
 
 NOTHING = 1e-12  # variance of codes of reconstructions that are all the same
 ICA_STEPS, ICA_IMAGES = 100, 4_096  # a rotation that is nearly the best changes no loss either
+ICA_DIMS = 256  # with more in one subset so few images cannot tell axes apart, and FastICA takes minutes
 
 Lost = Callable[[Tensor], Tensor]  # directions (F, D) of a whitened z → (S, D, D) covariance of what is lost of it
 
@@ -69,13 +70,15 @@ def independent_inside(directions: Tensor, phi: Tensor, ends: Sequence[int], see
     """(F, D) with the dims of each subset turned to be as independent as they can over the images φ (N, F).
 
     Any rotation inside a subset leaves its masks, its loss and every probe as they are; independent dims are
-    easier to read one by one. ends (K,): where each subset ends.
+    easier to read one by one. Subsets of more than ICA_DIMS stay as they are. ends (K,): where each subset ends.
     """
     codes = phi[:ICA_IMAGES].double() @ directions
     parts = []
     for first, stop in pairwise((0, *ends)):
-        turn = independent_rotation(codes[:, first:stop], seed) if stop - first > 1 else torch.eye(stop - first)
-        parts.append(directions[:, first:stop] @ turn.double())
+        part = directions[:, first:stop]
+        parts.append(
+            part @ independent_rotation(codes[:, first:stop], seed) if 1 < stop - first <= ICA_DIMS else part
+        )
     turned = torch.cat(parts, dim=1)
     return turned * _signs(turned)
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
+import torch
 
 from diti.config import SolveConfig, TrainingConfig
+from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
-from diti.core.loop import make_accelerator
+from diti.core.loop import compile_networks, make_accelerator
 from diti.core.outputs import require_writable
 from diti.core.processes import require_alone
 from diti.core.runs import RunFolder, as_path, read_mapping
@@ -43,7 +45,7 @@ from diti.representation.solve.figure import save_lost_figure
 from diti.representation.solve.solved import Solved, assemble, solve_networks
 from diti.representation.solve.start import remember
 
-FREE = frozenset({"data", "backbone"})  # what a continued run may name differently: hashes are compared
+FREE = frozenset({"data", "backbone", "compile"})  # what a continued run may name differently: hashes are compared
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,10 @@ def solve_model(config: SolveConfig, out: Path, begun: Callable[[], None] = lamb
 
 
 def solve_models(
-    configs: Mapping[Path, SolveConfig], begun: Callable[[], None] = lambda: None, held: Held | None = None
+    configs: Mapping[Path, SolveConfig],
+    begun: Callable[[], None] = lambda: None,
+    held: Held | None = None,
+    device: Device = AUTO,
 ) -> dict[Path, Findings | None]:
     """As `solve_model`, by run folder, of settings that have their `shared_pass` in common."""
     held = held or Held()
@@ -74,10 +79,10 @@ def solve_models(
     # What is there already is told further on; this is about the place, and about what is read.
     places = {"--out": [out / "model.json" for out in configs]}
     require_writable(places, [config.data, config.backbone], overwrite=True)
-    backbone = held.backbone or load_backbone(config.backbone)
+    backbone = held.backbone or load_backbone(config.backbone, HOST)
     for one in configs.values():
         validate(one, backbone, held.features)
-    accelerator = make_accelerator(TrainingConfig())
+    accelerator = make_accelerator(TrainingConfig(), device)
     main = accelerator.is_main_process
     found: dict[Path, Findings | None] = dict.fromkeys(configs)
     with ExitStack() as folders:
@@ -102,6 +107,8 @@ def solve_models(
                 RunFolder(out).log(**facts)
 
         backbone.to(accelerator.device)
+        if config.compile:
+            compile_networks(backbone)
         encoder = unsolved_encoder(config, backbone, held.features).to(accelerator.device)
         state = first / "state"
         evidence = gather_evidence(config, backbone, dataset, encoder, held.features, state=state, log=log)
@@ -231,12 +238,13 @@ def write(
 def solved_model(config: SolveConfig, solved: Solved, dataset: Dataset) -> DiTi:
     """The solved networks with the statistics of their code."""
     if solved.encoder.description["kind"] == "given":  # whitened on the training images: mean 0, variance 1
-        mean, std = solved.encoder.head.bias.detach().clone(), solved.encoder.head.bias.new_ones(config.code_dim)
+        mean = solved.encoder.head.bias.detach().cpu().clone()
+        std = torch.ones_like(mean)
     else:
         mean, std = training_statistics(solved.encoder, dataset)
-    model = DiTi(solved.encoder, solved.decoder.eval(), solved.solution.partition, mean, std, config.method)
-    model.metric = solved_metric(solved.solution.directions, solved.evidence.look.whitening.variance, std)
-    return model
+    metric = solved_metric(solved.solution.directions, solved.evidence.look.whitening.variance, std)
+    parts = (solved.encoder, solved.solution.partition, mean, std, config.method)
+    return DiTi(*parts, decoder=solved.decoder.eval(), metric=metric)
 
 
 def solve(
@@ -250,6 +258,7 @@ def solve(
     subsets: int = 16,
     images: int | None = None,
     seed: int = 0,
+    device: Device = AUTO,
     **settings: Any,
 ) -> DiTi:
     """A solved model of images, in minutes: what `diti solve` does, from Python.
@@ -257,6 +266,7 @@ def solve(
     backbone: a folder, shipped name or hub id, a backbone itself, or a model, whose backbone is taken.
     out: folder of the run, with all that `diti solve` writes; a stopped one is continued. Without it nothing is
     written. images: length of the pass; by default as many as needed.
+    device: where to compute, such as "cuda:1"; by default where a given backbone is, else a GPU if there is one.
     features: (N, F) floats, a row per image of the data, of any other network: z is then made from these, and
     `model.encode` takes such rows. settings: any other option of `diti solve` by name, such as tau, flip.
 
@@ -268,13 +278,13 @@ def solve(
     if out is not None:
         require_alone("diti.solve", "solve")
         require_writable({"out": [as_path(out, "out") / "model.json"]}, [config.data], overwrite=True)
-    frozen = as_backbone(backbone)
+    frozen = as_backbone(backbone, device)
     dataset = as_dataset(data, frozen.size)
     frozen.require_size(dataset.size)
     given = None if features is None else require_features(features, dataset)
     if out is not None:
-        solve_models({Path(out): config}, held=Held(frozen, dataset, given))
-        return cast(DiTi, load(out))
+        solve_models({Path(out): config}, held=Held(frozen, dataset, given), device=frozen.device)
+        return cast(DiTi, load(out, frozen.device))
     validate(config, frozen, given)
     cut = cut_by_hand(config, frozen)
     return solved_model(config, solve_networks(config, frozen, dataset, features=given, partition=cut), dataset)

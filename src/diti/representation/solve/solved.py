@@ -41,7 +41,7 @@ def solve_networks(
 ) -> Solved:
     """Gather the evidence and solve. features: given ones (N, F). partition: a cut to keep to."""
     encoder = unsolved_encoder(config, backbone, features)
-    encoder.to(next(backbone.parameters()).device)
+    encoder.to(backbone.device)
     evidence = gather_evidence(config, backbone, dataset, encoder, features, state, log)
     return assemble(config, backbone, encoder, evidence, partition)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diti.core.device import HOST, on_host, widest
 from diti.core.processes import add_up
 
 
@@ -41,7 +42,9 @@ class Shown:
 class Sums:
     """Sums over images, each seen once in every stretch. shown: with room for the features of reconstructions."""
 
-    def __init__(self, stretches: int, axes: int, features: int, shown: bool = False) -> None:
+    def __init__(
+        self, stretches: int, axes: int, features: int, shown: bool = False, device: torch.device | None = None
+    ) -> None:
         s, p, f, r = stretches, axes, features, axes + 1
         self.images = 0
         shapes: dict[str, tuple[int, ...]] = {
@@ -53,7 +56,15 @@ class Sums:
                 "shown_images": (), "shown_phi": (f,), "shown_phi_phi": (f, f),
                 "hat": (s, f), "hat_hat": (s, f, f), "hat_phi": (s, f, f),
             }  # fmt: skip
-        self.tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        device = device or torch.device(HOST)
+        dtype = widest(device)
+        self.tensors = {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+
+    def home(self) -> Sums:
+        """These sums in main memory and float64."""
+        if not on_host(self.tensors["lost"]):
+            self.tensors = {name: tensor.cpu().double() for name, tensor in self.tensors.items()}
+        return self
 
     @property
     def has_shown(self) -> bool:
@@ -62,20 +73,20 @@ class Sums:
 
     def add_images(self, phi: Tensor) -> None:
         """Take in the features (B, F) of new images; `add_stretch` follows for each stretch."""
-        phi = phi.double()
+        phi = phi.to(self.tensors["lost"].dtype)
         self.images += len(phi)
         self.tensors["phi_phi"] += phi.T @ phi
 
     def add_stretch(self, stretch: int, p: Tensor, phi: Tensor, rho: Tensor, lost: Tensor) -> None:
         """Take in p (B, P), φ (B, F), ρ (B, P) and |x0 - û|² (B,) of the same images at draws from one stretch."""
-        p, phi, rho = p.double(), phi.double(), rho.double()
-        a = torch.cat([torch.ones(len(p), 1, dtype=p.dtype), p], dim=1)
+        p, phi, rho, lost = (one.to(self.tensors["lost"].dtype) for one in (p, phi, rho, lost))
+        a = torch.cat([torch.ones_like(p[:, :1]), p], dim=1)
         self.tensors["a_a"][stretch].addmm_(a.T, a)
         self.tensors["a_phi"][stretch].addmm_(a.T, phi)
         self.tensors["a_rho"][stretch].addmm_(a.T, rho)
         self.tensors["phi_rho"][stretch].addmm_(phi.T, rho)
         self.tensors["rho_square"][stretch] += rho.square().sum()
-        self.tensors["lost"][stretch] += lost.double().sum()
+        self.tensors["lost"][stretch] += lost.sum()
 
     def add_shown_images(self, phi: Tensor) -> None:
         """Take in the features (B, F) of images whose reconstructions are looked at; `add_shown` follows."""

@@ -14,10 +14,11 @@ from diti.edit.axes import push_axes
 from diti.edit.invert import Inverted
 from diti.edit.manipulate import push
 from diti.exploring.axes import extremes
-from diti.representation.models.axis_names import Key, axis_of
+from diti.representation.models.axis_names import Key
 from diti.studio import markup
 from diti.studio.parts import (
     Desk,
+    axis_buttons,
     clickable,
     drawn,
     html,
@@ -126,10 +127,7 @@ class Axes:
 
     def choose_axis(self, visitor: Visitor, event: gr.EventData) -> Iterator[Any]:
         """One of them."""
-        row, offered = sent(event, "row"), self.world.axes(visitor.part)
-        if type(row) is not int or row not in (rows := {self._row(key): key for key in offered}):
-            raise InputError("There is no such axis in this part.")
-        visitor.axis = rows[row]
+        visitor.axis = self.world.key_of(sent(event, "row"), self.world.axes(visitor.part))
         yield self._listed(visitor), gr.Slider(value=0)
 
     def give_name(self, visitor: Visitor, grows: str, end: str) -> Iterator[Any]:
@@ -147,19 +145,13 @@ class Axes:
             for value in self.look(visitor, *inputs):
                 yield gr.skip(), gr.skip(), *value
 
-    def _row(self, key: Key) -> int:
-        """The number by which a page speaks of an axis or a dim: dims first."""
-        axis = axis_of(key)
-        return int(key) if axis is None else self.world.model.dims + axis
-
     def _axis(self, visitor: Visitor) -> Key:
         if visitor.axis is None:
             visitor.axis = next(iter(self.world.axes(visitor.part)), 0)
         return visitor.axis
 
     def _listed(self, visitor: Visitor) -> str:
-        offered = [(self.world.label(key, visitor.names), self._row(key)) for key in self.world.axes(visitor.part)]
-        return markup.choices(offered, self._row(self._axis(visitor)))
+        return axis_buttons(self.world, visitor, self.world.axes(visitor.part), {self._axis(visitor)})
 
     def _faces(self, rows: np.ndarray) -> str:
         return markup.thumbnails([self.world.pixels(int(row)) for row in rows])

@@ -9,7 +9,7 @@ import gradio as gr
 import torch
 
 from diti.core.errors import InputError
-from diti.edit.examples import codes_of, example_direction
+from diti.edit.examples import codes_of, example_direction, pair_direction
 from diti.studio import markup
 from diti.studio.parts import Desk, gallery, html, sent, titled
 from diti.studio.session import SIDES, Visitor
@@ -24,8 +24,8 @@ class Examples:
         self.world = desk.world
         with gr.Accordion("Make a slider of your own from examples", open=False):
             html(
-                "<p class='hint'>Click pictures that <b>have</b> what you mean, then some that <b>lack</b> it. "
-                "Five of each are a good start.</p>"
+                "<p class='hint'>Click pictures that <b>have</b> what you mean, then some that <b>lack</b> it; "
+                "without those, the average picture is meant. Eight of each are a good start.</p>"
             )
             side = gr.Radio(
                 [("have it (like)", "like"), ("lack it (unlike)", "unlike")], value="like",
@@ -38,6 +38,9 @@ class Examples:
                 clear = gr.Button("Clear", size="sm")
             with gr.Row():
                 shown = [titled("Like"), titled("Unlike")]
+            paired = gr.Checkbox(
+                label="They are pairs, in this order: the same thing with and without it", elem_id="paired"
+            )
             self.strength = gr.Slider(
                 -1, 1, 0, step=0.1, label="My slider: less to more", visible=False, elem_id="own-strength"
             )
@@ -45,7 +48,7 @@ class Examples:
             desk.on(faces.select, self.add_row, [side], shown, heavy=False)
         desk.on(mine.click, self.add_mine, [side], shown, heavy=False)
         desk.on(clear.click, self.forget, [], [*shown, self.strength], heavy=False)
-        self.made = desk.on(make.click, self.learn, [], [self.strength])
+        self.made = desk.on(make.click, self.learn, [paired], [self.strength])
 
     def add_row(self, visitor: Visitor, side: str, event: gr.EventData) -> Iterator[Any]:
         """A picture of the data."""
@@ -62,18 +65,21 @@ class Examples:
         visitor.forget_examples()
         yield *_both(visitor), gr.Slider(value=0, visible=False)
 
-    def learn(self, visitor: Visitor) -> Iterator[Any]:
+    def learn(self, visitor: Visitor, paired: bool) -> Iterator[Any]:
         """The direction from one side to the other."""
-        if not visitor.examples["like"]:
+        have, lack = (len(visitor.examples[side]) for side in SIDES)
+        if not have:
             raise InputError("Please click at least one picture that has what you mean.")
+        if paired and have != lack:
+            raise InputError(f"Pairs need as many pictures that have it as lack it; here are {have} and {lack}.")
         model = self.world.model
         known = model.mean is not None or self.world.dataset is None
+        make = pair_direction if paired else example_direction
         with self.world.lock:
             like, unlike = (codes_of(model, visitor.examples[side]) for side in SIDES)
-            visitor.own = example_direction(
-                model, "my slider", like, unlike if len(unlike) else None,
-                codes=None if known else torch.from_numpy(self.world.codes),
-            )  # fmt: skip
+            visitor.own = make(
+                model, "my slider", like, unlike, codes=None if known else torch.from_numpy(self.world.codes)
+            )
         yield gr.Slider(value=0.5, visible=True)
 
 

@@ -124,7 +124,7 @@ class Understand:
         noisy = q_sample(pixels, noise, abar)
         with self.world.lock, inference(model.decoder):
             frozen = model.decoder.frozen(noisy, steps)
-            z = model.partition.mask(model.encode(pixels, value_range=MODEL_RANGE).to(pixels), steps)
+            z = model.partition.mask(model.encode(pixels, value_range=MODEL_RANGE), steps)
             guided = model.decoder.respond(frozen, steps, z).eps(gather(w_eps(model.schedule), steps, pixels))
         drawn = {
             "your picture": pixels,
