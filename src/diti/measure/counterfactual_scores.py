@@ -23,10 +23,11 @@ from diti.core.progress import progress_bar
 from diti.core.rng import torch_generator
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
+from diti.edit.compose import push, strength_at
 from diti.edit.directions import Direction, code_space_hash
 from diti.edit.interpolate import cut_of, moved_dims
 from diti.edit.invert import Inverted
-from diti.edit.manipulate import SCALE, push
+from diti.edit.manipulate import SCALE
 from diti.measure.attribute_classifier import AttributeClassifier
 from diti.measure.reference import Reference
 from diti.probes.disentangle import concentration
@@ -147,12 +148,15 @@ def manipulation_scores(
     reference: Reference,
     *,
     scale: float = SCALE,
+    paper_scale: float | None = None,
     masked: bool = True,
     sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
     progress: bool = False,
 ) -> Record:
     """Every image is pushed along every direction, away from what the classifier sees in the original.
+
+    scale: strength, in usual differences, see `edit/strength.py`; paper_scale: the paper's s instead.
 
     That is towards the other answer of a binary attribute, and towards the other side of the data's centre of a
     continuous one. Per attribute, with intervals by a bootstrap over images (`seed`):
@@ -172,7 +176,8 @@ def manipulation_scores(
     with progress_bar("measuring edits", steps, unit="steps", shown=progress) as advance:
         on_step: OnStep = lambda index, total, x: advance()  # noqa: E731
         unedited = Unedited.of(model, classifier, originals, sampling_steps, masked=masked, on_step=on_step)
-        for direction, (upward, edited) in zip(scored, unedited.edits(scored, scale, on_step), strict=True):
+        edits = unedited.edits(scored, strengths_of(scored, scale, paper_scale), on_step)
+        for direction, (upward, edited) in zip(scored, edits, strict=True):
             after = classifier(edited)
             moved.append(signed_moves(unedited.before, after, upward, classifier.spread))
             found.append(
@@ -186,7 +191,13 @@ def manipulation_scores(
         "kind": "manipulation",
         "method": model.method,
         "images": len(seen),
-        "settings": {"scale": scale, "masked": masked, "sampling_steps": sampling_steps, "seed": seed},
+        "settings": {
+            "scale": scale if paper_scale is None else None,
+            "paper_scale": paper_scale,
+            "masked": masked,
+            "sampling_steps": sampling_steps,
+            "seed": seed,
+        },
         "distance_is": reference.about,
         "unreadable": [d.attribute for d in directions if d not in scored],
         "leakage_over": [trait.name for trait in classifier.traits if trait.readable],
@@ -223,7 +234,7 @@ class Unedited:
         return cls(classifier, start, classifier(originals), rebuilt, classifier(rebuilt))
 
     def edits(
-        self, directions: Sequence[Direction], scale: float, on_step: OnStep | None = None
+        self, directions: Sequence[Direction], strengths: Sequence[float], on_step: OnStep | None = None
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Per direction: bool (N,) where the attribute is to rise, and the images (N, 3, H, W) pushed that way.
 
@@ -234,11 +245,16 @@ class Unedited:
             part = directions[first : first + together]
             rises = [opposite(self.classifier, direction.attribute, self.seen) for direction in part]
             codes = [
-                torch.where(torch.from_numpy(up)[:, None], push(start.z, d, scale), push(start.z, d, -scale))
-                for d, up in zip(part, rises, strict=True)
+                torch.where(torch.from_numpy(up)[:, None], push(start.z, d, s), push(start.z, d, -s))
+                for d, s, up in zip(part, strengths[first:], rises, strict=False)
             ]
             edited = start.shown(torch.cat(codes), torch.cat([start.x_T] * len(part)), on_step)
             yield from zip(rises, edited.split(len(self.seen)), strict=True)
+
+
+def strengths_of(directions: Sequence[Direction], scale: float, paper_scale: float | None = None) -> list[float]:
+    """How far each is followed: alike in usual differences, or by the paper's s."""
+    return [scale if paper_scale is None else strength_at(direction, paper_scale) for direction in directions]
 
 
 def directions_at_once(model: DecodingModel, images: int) -> int:

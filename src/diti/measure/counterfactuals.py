@@ -31,13 +31,20 @@ from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
 from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS
-from diti.edit.directions import Direction, check_along, checked_dims, find_or_learn_direction, standardise
+from diti.edit.direction_files import find_or_learn_direction
+from diti.edit.directions import ALL, Direction, check_along, checked_dims, standardise
 from diti.edit.interpolate import FARTHEST, cut_of
 from diti.edit.manipulate import SCALE
-from diti.edit.select import DEFAULT_SELECTION, check_selection, compare_selections, fit_linear
+from diti.edit.select import check_selection, compare_selections, fit_linear
 from diti.measure.attribute_classifier import IMAGES, AttributeClassifier, train_classifier
 from diti.measure.counterfactual_pictures import save_moves, save_pushes, save_swaps, save_transfers, save_ways
-from diti.measure.counterfactual_scores import DIFFERENT, SCORES, interpolation_scores, manipulation_scores
+from diti.measure.counterfactual_scores import (
+    DIFFERENT,
+    SCORES,
+    interpolation_scores,
+    manipulation_scores,
+    strengths_of,
+)
 from diti.measure.judge import Judge, judged_by
 from diti.measure.reference import make_reference
 from diti.probes.scores import average_precision
@@ -63,9 +70,10 @@ class CounterfactualOptions(Settings):
     pairs: Count = 48  # test pairs interpolated
     classifier_images: Annotated[int | None, *COUNT] = None  # length of its training; None: the usual one
     dims: Annotated[int | None, *COUNT] = None  # d'; None: 32, or a quarter of a short code
-    scale: Annotated[float, *Range(0, FARTHEST, open=(0,), hint=f"such as {SCALE}")] = SCALE
-    selection: str = DEFAULT_SELECTION  # how the dims are chosen
-    along: str = "pattern"  # what an edit follows
+    scale: Annotated[float, *Range(0, FARTHEST, open=(0,), hint=f"such as {SCALE}")] = SCALE  # strength
+    paper_scale: Annotated[float | None, *Range(0, FARTHEST, open=(0,), hint="such as 0.3")] = None
+    selection: str | None = None  # how the dims are chosen; None: they are not, unless there are dims
+    along: str | None = None  # what an edit follows; None: what is best known
     compare_selections: bool = True
     random_groupings: Count = 3  # of dims, to say what chance gives
     sampling_steps: Count = SAMPLING_STEPS  # network calls from image to noise, and back
@@ -74,8 +82,10 @@ class CounterfactualOptions(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_selection(self.selection)
-        check_along(self.along)
+        if self.selection not in (None, ALL):
+            check_selection(str(self.selection))
+        if self.along is not None:
+            check_along(self.along)
 
 
 def counterfactuals(
@@ -87,9 +97,10 @@ def counterfactuals(
     pairs: int = 48,
     classifier_images: int | None = None,
     dims: int | None = None,
-    scale: float = 0.3,
-    selection: Literal["l1", "weight", "probmask"] = "l1",
-    along: Literal["pattern", "conditional", "weight"] = "pattern",
+    scale: float = SCALE,
+    paper_scale: float | None = None,
+    selection: Literal["all", "l1", "weight", "probmask"] | None = None,
+    along: Literal["conditional", "pattern", "weight"] | None = None,
     judge: str | Judge | None = None,
     seed: int = 0,
     overwrite: bool = False,
@@ -97,13 +108,15 @@ def counterfactuals(
 ) -> dict[str, Any]:
     """Measure and draw edits of a model on labelled data, as `diti counterfactuals` does.
 
-    model: folder, shipped name or hub id; directions that are learned are kept in a folder. judge: reads pictures
+    model: folder, shipped name or hub id; directions that are learned are kept in a folder. scale: strength, in
+    usual differences (1: from the mean of those without to that of those with it, or one standard deviation);
+    paper_scale: the paper's s instead. dims, selection, along: as in `learn_direction`. judge: reads pictures
     instead of a classifier trained on the data; a function or the command of a program, see `measure/judge.py`.
     device: where to compute, such as "cuda:1".
     """
     options = CounterfactualOptions(
-        images=images, pairs=pairs, dims=dims, scale=scale, selection=selection, along=along,
-        classifier_images=classifier_images, seed=seed, overwrite=overwrite,
+        images=images, pairs=pairs, dims=dims, scale=scale, paper_scale=paper_scale, selection=selection,
+        along=along, classifier_images=classifier_images, seed=seed, overwrite=overwrite,
     )  # fmt: skip
     return measure_counterfactuals(model, data, as_path(out, "out"), options, judge, device)
 
@@ -157,7 +170,7 @@ class EditStudy:
     model: DecodingModel
     dataset: Dataset
     classifier: AttributeClassifier
-    dims: int  # d'
+    dims: int  # d' of sparse directions
     out: Path
     options: CounterfactualOptions
     left_out: list[str] = field(default_factory=list)  # what could not be measured, and why
@@ -253,14 +266,14 @@ class EditStudy:
 
     def directions_of(self, names: Sequence[str]) -> list[Direction]:
         """The same for chosen attributes."""
-        found, folder = [], locate(self.source)
+        found, folder, options = [], locate(self.source), self.options
         with progress_bar("directions", len(names), unit="attributes") as advance:
             for name in names:
                 direction, _ = find_or_learn_direction(
-                    self.model, folder, self.dataset, name, self.dims, self.options.selection, self.options.seed,
+                    self.model, folder, self.dataset, name, options.dims, options.selection, options.seed,
                     codes=lambda: self.codes,
                 )  # fmt: skip
-                found.append(direction.following(self.options.along))
+                found.append(direction.following(options.along))
                 advance()
         return found
 
@@ -293,7 +306,8 @@ class EditStudy:
         reference = make_reference(self.classifier.trunk_is, self.classifier.trunk, self.dataset)
         return manipulation_scores(
             self.model, self.classifier, self.directions, self.pixels(self.rows), reference,
-            scale=options.scale, sampling_steps=options.sampling_steps, seed=options.seed, progress=True,
+            scale=options.scale, paper_scale=options.paper_scale, sampling_steps=options.sampling_steps,
+            seed=options.seed, progress=True,
         )  # fmt: skip
 
     def interpolation(self) -> dict[str, Any]:
@@ -331,7 +345,8 @@ class EditStudy:
         """
         model, sampling_steps, (a, b) = self.model, self.options.sampling_steps, self.pairs
         shown, first = spread_over(self.directions, SHOWN), self.pixels(self.rows[:1])
-        drawn = [save_pushes(model, shown, first, self.options.scale, sampling_steps, self.out / "figure2a.png")]
+        strengths = strengths_of(shown, self.options.scale, self.options.paper_scale)
+        drawn = [save_pushes(model, shown, first, strengths, sampling_steps, self.out / "figure2a.png")]
         if len(self.groups) > 1:
             pair = [most_different(self.dataset.labels(), a, b)]
             one, other = self.pixels(a[pair]), self.pixels(b[pair])
@@ -376,7 +391,11 @@ def print_record(record: dict[str, Any], out: Path) -> None:
     from rich.table import Table
 
     edits = record["manipulation"]
-    title = f"{edits['images']} {record['split']} images, edited at scale {edits['settings']['scale']:g}"
+    settings = edits["settings"]
+    how_far = (
+        f"strength {settings['scale']:g}" if settings["scale"] else f"the paper's s {settings['paper_scale']:g}"
+    )
+    title = f"{edits['images']} {record['split']} images, edited by {how_far}"
     table = Table(title=title)
     table.add_column("attribute", no_wrap=True)
     for heading in SCORES:

@@ -144,10 +144,14 @@ class Counterfactuals:
     classifier_images: Number = (
         None  # length of the training of the attribute classifier, images; kept for the data
     )
-    dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
-    scale: float = 0.3  # strength s; the code moves by s √d standard deviations
-    selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
-    along: Literal["pattern", "conditional", "weight"] = "pattern"  # what the code follows; weight as in the paper
+    dims: Number = None  # d': dims that a sparse direction may move; by default all, or with --selection 32
+    scale: float = 2.0  # strength: 1 is the usual difference with and without it, or one standard deviation
+    paper_scale: Annotated[float | None, tyro.conf.arg(metavar="S")] = None
+    """Instead of --scale, as in the paper: the code moves by s √d of its deviations; the authors take 0.3."""
+    selection: Literal["all", "l1", "weight", "probmask"] | None = None  # how the dims are chosen
+    along: Literal["conditional", "pattern", "weight"] | None = None
+    """What the code follows; by default how it varies with the attribute while the other ones stay; weight as in
+    the paper."""
     judge: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
     """Program that reads pictures instead of a trained classifier: files in, CSV with a row per file out."""
     seed: Seed = 0
