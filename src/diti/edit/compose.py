@@ -2,7 +2,7 @@
 
 Each thing is a handle: a reading, linear in z, that rises by 1 with a strength of 1; a heading, the way the code
 goes to change it; and the response, Σ times the reading, the way codes vary with it. Notation: D dims of z; E
-things are moved, with headings H, readings V (D, E) and strengths s; K are kept, with readings W, responses P (D, K).
+things are moved, with headings H, readings V (D, E) and strengths s; K are kept, with W and P.
 """
 
 from __future__ import annotations
