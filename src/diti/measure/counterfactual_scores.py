@@ -29,6 +29,8 @@ from diti.edit.interpolate import cut_of, moved_dims
 from diti.edit.invert import Inverted
 from diti.edit.manipulate import SCALE
 from diti.measure.attribute_classifier import AttributeClassifier
+from diti.measure.judge import Embed
+from diti.measure.moves import Moves, likeness, strangers
 from diti.measure.reference import Reference
 from diti.probes.disentangle import concentration
 from diti.probes.scores import RESAMPLES, bootstrap_counts, mean_over_attributes, percentile_interval
@@ -149,6 +151,8 @@ def manipulation_scores(
     *,
     scale: float = SCALE,
     paper_scale: float | None = None,
+    fixed: Sequence[str] = (),
+    identity: Embed | None = None,
     masked: bool = True,
     sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
@@ -165,24 +169,30 @@ def manipulation_scores(
     leakage: mean absolute change of the other readable attributes, in their standard deviations;
     pixels: RMS change in [-1, 1]; distance: to the data, see `distance_is`;
     leak_per_change: leakage per unit of change, see there why.
-    And moves: which edit moves which reading, and the share of edited images in which the judge finds something.
+    identity: cosine of who the face is before and after, where something says who (`identity`);
+    And moves, see `moves.py`: which edit moves which reading, and how far those that should stay (`fixed`).
     """
     check_directions(model, classifier, directions)
     scored = [d for d in directions if classifier.readable[classifier.index(d.attribute)]]
     originals = as_batch(images, model.size, MODEL_RANGE)
     found: list[dict[str, np.ndarray]] = []
-    moved: list[np.ndarray] = []
+    moves = Moves(classifier, tuple(fixed))
     steps = editing_steps(model, len(originals), len(scored), sampling_steps)
     with progress_bar("measuring edits", steps, unit="steps", shown=progress) as advance:
         on_step: OnStep = lambda index, total, x: advance()  # noqa: E731
         unedited = Unedited.of(model, classifier, originals, sampling_steps, masked=masked, on_step=on_step)
-        edits = unedited.edits(scored, strengths_of(scored, scale, paper_scale), on_step)
-        for direction, (upward, edited) in zip(scored, edits, strict=True):
+        strengths = strengths_of(scored, scale, paper_scale)
+        who = None if identity is None else identity(unedited.rebuilt)
+        edits = zip(scored, strengths, unedited.edits(scored, strengths, on_step), strict=True)
+        for direction, strength, (upward, edited) in edits:
             after = classifier(edited)
-            moved.append(signed_moves(unedited.before, after, upward, classifier.spread))
+            moves.add(
+                direction.attribute, strength, signed_moves(unedited.before, after, upward, classifier.spread)
+            )
             found.append(
                 edit_scores(classifier, direction.attribute, unedited.before, after, upward)
                 | {"pixels": rms_change(unedited.rebuilt, edited), "distance": reference.distances(edited)}
+                | ({} if who is None or identity is None else {"identity": likeness(who, identity(edited))})
             )
     seen, rebuilt = unedited.seen, unedited.rebuilt
     counts = resamples(len(seen), seed)
@@ -201,7 +211,8 @@ def manipulation_scores(
         "distance_is": reference.about,
         "unreadable": [d.attribute for d in directions if d not in scored],
         "leakage_over": [trait.name for trait in classifier.traits if trait.readable],
-        "moves": moves_record(classifier, [d.attribute for d in scored], moved),
+        "moves": moves.record(),
+        "strangers": None if who is None else strangers(who),
         "reconstruction": {name: rows_and_mean(values[None], counts)[1] for name, values in own_error.items()},
         **summary([d.attribute for d in scored], found, counts),
     }
@@ -304,23 +315,6 @@ def edit_scores(
     }
 
 
-def moves_record(
-    classifier: AttributeClassifier, edited: Sequence[str], moved: Sequence[np.ndarray]
-) -> Record | None:
-    """Mean moves of the readable attributes by each edit, from arrays (N, A) with NaN where nothing was found."""
-    if not moved:
-        return None
-    readable = classifier.readable
-    read = [name for name, may in zip(classifier.attributes, readable, strict=True) if may]
-    table = means(np.stack([moves[:, readable].T for moves in moved]))  # (edits, readings)
-    return {
-        "edited": list(edited),
-        "read": read,
-        "mean": [[float(x) if np.isfinite(x) else None for x in row] for row in table],
-        "found": float(np.isfinite(np.stack(moved)[:, :, readable]).all(-1).mean()),
-    }
-
-
 def summary(names: Sequence[str], found: Sequence[dict[str, np.ndarray]], counts: np.ndarray) -> Record:
     """Per attribute, and over all of them, the mean of each score with its interval."""
     attributes: Record = {}
@@ -328,7 +322,8 @@ def summary(names: Sequence[str], found: Sequence[dict[str, np.ndarray]], counts
         raised, flippable = int(scores["upward"].sum()), int(np.isfinite(scores["flips"]).sum())
         attributes[name] = {"raised": raised, "lowered": len(scores["upward"]) - raised, "flippable": flippable}
     overall: Record = {}
-    stacked = {score: np.stack([scores[score] for scores in found]) for score in SCORES if found}  # (A, N) each
+    scored = [score for score in (*SCORES, "identity") if found and score in found[0]]
+    stacked = {score: np.stack([scores[score] for scores in found]) for score in scored}  # (A, N) each
     for score, values in stacked.items():
         rows, overall[score] = rows_and_mean(values, counts)
         for name, row in zip(names, rows, strict=True):

@@ -21,6 +21,7 @@ from diti.verbs.common import (
     Picture,
     next_command,
     numbers,
+    words,
 )
 
 HowMany = Annotated[int, tyro.conf.arg(aliases=["-n"])]
@@ -188,11 +189,6 @@ class Manipulate:
         given = [f"--{name.replace('_', '-')}" for name in idle.split() if getattr(self, name) != default[name]]
         if given and (self.axis or self.like or self.pairs or self.attribute):
             raise InputError(f"{reason}; leave {', '.join(given)} out")
-
-
-def words(text: str) -> tuple[str, ...]:
-    """The words of a comma list."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def files(text: str) -> tuple[Path, ...]:

@@ -20,6 +20,7 @@ from diti.verbs.common import (
     next_command,
     options_of,
     whole_numbers,
+    words,
 )
 
 
@@ -154,6 +155,10 @@ class Counterfactuals:
     the paper."""
     judge: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
     """Program that reads pictures instead of a trained classifier: files in, CSV with a row per file out."""
+    edits: CommaList = ""  # attributes to edit; by default all that can be read
+    fixed: CommaList = ""  # readings that should stay when others are edited, such as those of the background
+    identity: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
+    """Program like a judge, whose numbers together say who a face is."""
     seed: Seed = 0
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
@@ -161,7 +166,8 @@ class Counterfactuals:
     def run(self) -> None:
         from diti.measure.counterfactuals import counterfactuals, print_record
 
-        print_record(counterfactuals(**options_of(self)), self.out)
+        lists = {"edits": words(self.edits), "fixed": words(self.fixed)}
+        print_record(counterfactuals(**options_of(self) | lists), self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
