@@ -62,7 +62,7 @@ def test_new_images_come_from_the_backbone_until_there_is_a_latent(place, diti_h
     assert "AUROC" in trained.stdout and load_latent(place / "model").dims == 12
     after = diti_here("sample", "model", "-n", 2, "--sampling-steps", 3, "--out", "s.png", cwd=place)
     assert after.returncode == 0, after.stderr
-    assert "z drawn anew" in after.stdout
+    assert "newly drawn z" in after.stdout
 
 
 def test_the_same_command_runs_again_and_others_files_need_a_word(place, diti_here):
@@ -122,7 +122,7 @@ def test_an_axis_is_named_by_its_number_or_as_features_are_called(place, diti_he
         (["interpolate"], "Missing from diti interpolate: MODEL A B"),
         (["manipulate", "model", "a.png", "--like", "b.png", "--stop-guidance", "1.5"], "--stop-guidance is 1.5"),
         (["manipulate", "model", "a.png", "--like", "b.png", "--dims", "999"], "--dims is 999"),
-        (["manipulate", "model", "a.png", "--pairs", "b.png"], "--pairs names 1 images; give them two by two"),
+        (["manipulate", "model", "a.png", "--pairs", "b.png"], "--pairs names 1 images; give them in pairs"),
         (
             ["manipulate", "model", "a.png", "--pairs", "a.png,b.png", "--selection", "weight"],
             "leave --selection out",

@@ -107,7 +107,7 @@ def run_jobs(jobs: Sequence[Job], side_by_side: int, on_poll: Callable[[Child], 
 
 
 def last_line(log: Path) -> list[str]:
-    """The last line of a file that is not empty, if there is one."""
+    """The last line of a file with something in it, if there is one."""
     printed = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return [line.strip() for line in printed if line.strip()][-1:]
 

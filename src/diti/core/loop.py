@@ -101,10 +101,10 @@ def train(
     accelerator: Accelerator,
     usual_rate: float = math.inf,
 ) -> Weights:
-    """Train for `config.images` images, or so many minutes, continuing from the newest state of the run.
+    """Train for `config.images` images, or `config.minutes`, continuing from the newest state of the run.
 
     `evaluate(images)` is called with the averaged weights in place; what it returns goes to the log. A training
-    that diverges goes back to its last good line at half the rate; stopped by hand, it saves that line as a state.
+    that diverges goes back to its last good line at half the rate; one that is stopped saves that line as a state.
     usual_rate: the preset's learning rate, the most advised after a training diverged too often.
     """
     check_batch(config, accelerator.num_processes)

@@ -40,7 +40,7 @@ def require_writable(
                     f"{option} {file} exists, and diti did not write it; choose another name, or add --overwrite"
                 )
             if (real := _real(file)) in taken:
-                raise InputError(f"{taken[real]} and {option} both write {file}; choose another name for one")
+                raise InputError(f"{taken[real]} and {option} both write {file}; use two names")
             taken[real] = option
 
 

@@ -71,8 +71,8 @@ def dataset_html(dataset: Dataset) -> str:
         for name in dataset.attributes
     ]
     lines = shortened(attributes, MOST_FOLDED)
-    told = f"{len(dataset.attributes)} attributes"
-    return card(dataset.title, facts, pictures=_spread(dataset, PICTURES), folded=told, lines=lines)
+    counted = f"{len(dataset.attributes)} attributes"
+    return card(dataset.title, facts, pictures=_spread(dataset, PICTURES), folded=counted, lines=lines)
 
 
 def _spread(dataset: Dataset, count: int) -> np.ndarray:

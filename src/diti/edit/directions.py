@@ -309,9 +309,9 @@ def find_or_learn_direction(
     seed: int = 0,
     codes: Callable[[], np.ndarray] | None = None,
 ) -> tuple[Direction, bool]:
-    """The direction in the model folder if it is the one asked for, else a new one, kept there; True if it is new.
+    """The direction in the model folder if it is the wanted one, else a new one, kept there; True if it is new.
 
-    codes: gives those of all images (N, D), asked for only if there is something to learn.
+    codes: gives those of all images (N, D), called only if there is something to learn.
     """
     found = saved_direction(model, folder, dataset, attribute, dims, selection, seed)
     if found is not None:

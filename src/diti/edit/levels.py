@@ -57,7 +57,7 @@ def mix_files(
     sampling_steps: int,
     overwrite: bool,
 ) -> list[str]:
-    """Two image files → A, B and the mix side by side; what to print."""
+    """Draw A, B and the mix of two image files side by side; returns what to print."""
     picture_kind(out)
     require_writable({"--out": [out]}, [first, second], overwrite=overwrite)
     model = load_with_decoder(source)

@@ -242,7 +242,7 @@ class Unedited:
 
 
 def directions_at_once(model: DecodingModel, images: int) -> int:
-    """Directions along which so many images are pushed in one batch of the decoder."""
+    """How many directions that many images are pushed along in one batch of the decoder."""
     return max(1, model.at_once // images)
 
 

@@ -72,8 +72,8 @@ def verdict(first: Scored, second: Scored, measure: Measure, named: bool = False
 
 def no_verdict(first: Scored, second: Scored, measure: Measure) -> str:
     """Both scores with what was spent on each."""
-    told = [f"{group.label} ({group.budget}) {measure.text(score.value)}" for group, score in (first, second)]
-    return f"{' against '.join(told)} {measure.unit}: the budgets differ, so this is no verdict."
+    sides = [f"{group.label} ({group.budget}) {measure.text(score.value)}" for group, score in (first, second)]
+    return f"{' against '.join(sides)} {measure.unit}: the budgets differ, so this is no verdict."
 
 
 def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Sequence[Record]) -> str:

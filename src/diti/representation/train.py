@@ -44,7 +44,7 @@ def train_model(
     """
     config, run = resolve(config), RunFolder(out)
     method = find_method(config.method)
-    # What the folder holds already is told further on; this is about its place, and about what is read.
+    # What the folder already holds is checked later; this is about its place, and about what is read.
     require_writable({"--out": [out / "config.yaml"]}, [config.data, config.backbone], overwrite=True)
     config = replace(config, training=loop.with_precision(config.training, device))
     accelerator = loop.make_accelerator(config.training, device)

@@ -53,7 +53,7 @@ class Desk:
     ) -> Any:
         """Do the work when something happens. Heavy work is done one at a time, visitors taking turns.
 
-        Of one control at most one request waits besides the one at work, so that nobody can fill the queue.
+        Each control has at most one request waiting besides the one at work, so that nobody can fill the queue.
         """
         return trigger(
             with_complaints(work, outputs, self.turns if heavy else None),
@@ -214,7 +214,7 @@ def axis_buttons(world: World, visitor: Visitor, offered: Sequence[Key], chosen:
 
 
 def then_redraw(desk: Desk, chosen: Picker, work: Work, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Draw the tab anew whenever a picture was chosen."""
+    """Draw the tab again whenever a picture is chosen."""
     for trigger, choose in chosen.choices:
         event = desk.on(trigger, choose, [], [chosen.shown], heavy=False)
         desk.on(event.success, work, inputs, outputs)
@@ -279,8 +279,8 @@ def drawn(
         with world.lock:
             image = visitor.decoded(start, codes, noise, steps)
         after, last = markup.enlarged(to_uint8(image)[0]), steps == world.steps[-1]
-        told = f"{'Done' if last else 'Preview'}: {steps} steps, {time.perf_counter() - began:.1f} s"
-        line = told if last else f"{told}; the full picture follows …"
+        said = f"{'Done' if last else 'Preview'}: {steps} steps, {time.perf_counter() - began:.1f} s"
+        line = said if last else f"{said}; the full picture follows …"
         yield (before, after), markup.note(line, busy=not last)
 
 

@@ -64,8 +64,8 @@ def run_sweep(
                 table.add_row(name, "failed", Text(faults[name]))
             else:
                 facts = read_json(out / name / "checks.json")
-                told = ", ".join(f"{key.replace('_', ' ')} {facts[key]:.3g}" for key in TOLD if key in facts)
-                table.add_row(name, "done" if name in fresh else "done before", told)
+                measured = ", ".join(f"{key.replace('_', ' ')} {facts[key]:.3g}" for key in TOLD if key in facts)
+                table.add_row(name, "done" if name in fresh else "done before", measured)
     Console().print(table)
     if faults:
         raise InputError(

@@ -36,7 +36,7 @@ class Demo:
     out: File = None  # folder for all of it; by default runs/demo, runs/demo-quick or runs/demo-full
     quick: bool = False  # two minutes, rough numbers
     full: bool = False  # three seeds each, with intervals over seeds
-    train: bool = False  # also train both on from their solutions, and show what that adds
+    train: bool = False  # also train both further from their solutions, and show what that adds
     faces: Number = None  # number of toy faces, instead of the usual number
     images: Annotated[Number, *COUNT] = None  # with --train: images that each training sees, instead of 40,000
     device: ComputeOn = "auto"

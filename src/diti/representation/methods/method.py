@@ -22,7 +22,7 @@ from diti.representation.settings import FROM_ELSEWHERE
 
 
 class Method(ABC):
-    """A way to learn z. All but `build` has a default, which fits a model that only encodes.
+    """A way to learn z. Everything but `build` has a default, which suits a model that only encodes.
 
     @diti.register
     class Mine(diti.Method):

@@ -140,7 +140,7 @@ class TCVAEMethod(Method):
         return DirectModel(objective.encoder, single, mean, std, self.name, decoder=objective.decoder)
 
     def assess(self, model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
-        """What comes back of an image, how many dims of z are used, and what codes from the prior look like."""
+        """How well images come back, how many dims of z are used, and what codes from the prior look like."""
         images = to_float(dataset.pixels(checked_rows(dataset)))
         z = model.encode(images, value_range=MODEL_RANGE)
         decoded = model.decode(z, model.infer_noise(images, z, value_range=MODEL_RANGE)).cpu()

@@ -45,8 +45,8 @@ class Unable(InputError, AttributeError):
 class Model:
     """An encoder f and the statistics of z: what every model can do. `DecodingModel` can also draw images.
 
-    One of your own is a dataclass with `eq=False, repr=False`, and `kw_only=True` where it has more parts: models
-    are equal to themselves alone, so that they can be keys, and print as one line.
+    A model of your own is a dataclass with `eq=False, repr=False`, and `kw_only=True` where it has more parts:
+    models are equal to themselves alone, so that they can be keys, and print as one line.
 
         model = diti.load("toyfaces32-diti")
         z = model.encode(images)  # (N, D); uint8, PIL, files or floats in

@@ -76,7 +76,7 @@ def solve_models(
     began = time.monotonic()
     first = next(iter(configs))
     config = max(configs.values(), key=lambda one: one.code_dim)  # what serves the longest code serves all
-    # What is there already is told further on; this is about the place, and about what is read.
+    # What is already there is checked later; this is about the place, and about what is read.
     places = {"--out": [out / "model.json" for out in configs]}
     require_writable(places, [config.data, config.backbone], overwrite=True)
     backbone = held.backbone or load_backbone(config.backbone, HOST)
@@ -128,7 +128,7 @@ def solve_models(
 
 
 def remove_states(folders: Iterable[Path]) -> None:
-    """Hundreds of MB that nobody needs once all is solved."""
+    """Remove hundreds of MB that are of no use once everything is solved."""
     for folder in folders:
         shutil.rmtree(folder / "state", ignore_errors=True)
 
