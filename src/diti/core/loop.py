@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -68,9 +69,11 @@ def with_precision(config: TrainingConfig, device: Device = AUTO) -> TrainingCon
 
 def compile_networks(networks: nn.Module) -> None:
     """Let torch compile each network when it is first called. Their weights keep their names."""
-    for network in networks.children():
-        if any(True for _ in network.parameters()):
-            network.compile(backend=COMPILER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own parts, when it imports its compiler
+        for network in networks.children():
+            if any(True for _ in network.parameters()):
+                network.compile(backend=COMPILER)
 
 
 def _require_cpu_precision(precision: str) -> None:
