@@ -77,7 +77,7 @@ TRAINED = 40_000  # images of `--train`
 
 
 def choose_length(quick: bool, full: bool, faces: int | None, train: int) -> tuple[str, Length]:
-    """The name of the demo's folder, and its length with the given numbers in place of its own."""
+    """The name of the demo's folder, and its length with the given numbers instead of the usual ones."""
     if quick and full:
         raise InputError("--quick and --full were given; choose one")
     name = "quick" if quick else "full" if full else "normal"

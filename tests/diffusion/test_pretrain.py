@@ -148,7 +148,7 @@ def test_other_settings_do_not_continue_a_run(tmp_path, capsys):
         "--backbone",
     ]
     assert main([*words, run]) == 2
-    assert "which is read; choose a place outside it" in capsys.readouterr().err
+    assert "which is an input; choose a place outside it" in capsys.readouterr().err
     assert main([*words, "toyfaces32"]) == 2
     assert "holds a run of diti pretrain; choose a new" in capsys.readouterr().err
 

@@ -109,8 +109,8 @@ def test_an_axis_is_named_by_its_number_or_as_features_are_called(place, diti_he
             ["interpolate", "model", "a.png", "b.png", "--scales", "1e308"],
             "too far; give numbers from -100 to 100",
         ),
-        (["interpolate", "model", "a.png", "b.png", "--frames", "."], "--frames . holds a.png, which is read"),
-        (["interpolate", "model", "a.png", "b.png", "--out", "a.png"], "would replace a.png, which is read"),
+        (["interpolate", "model", "a.png", "b.png", "--frames", "."], "--frames . holds a.png, which is an input"),
+        (["interpolate", "model", "a.png", "b.png", "--out", "a.png"], "would replace a.png, which is an input"),
         (["interpolate", "model", "a.png", "b.png", "--out", "v.mp4"], "does not end in .png"),
         (["interpolate", "model", "a.png", "b.png", "--animate", "v.mp4"], "does not end in .gif"),
         (

@@ -77,7 +77,7 @@ def no_verdict(first: Scored, second: Scored, measure: Measure) -> str:
 
 
 def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Sequence[Record]) -> str:
-    """Which methods do not exceed what is known without a trained encoder; empty where all do."""
+    """Which methods do not exceed what is known without a trained encoder; empty if all of them do."""
     name, baseline = _highest(measure, baselines)
     if baseline is None:
         return ""

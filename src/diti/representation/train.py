@@ -9,6 +9,7 @@ from typing import Any
 
 from diti.config import DEFAULT_PRESET, TrainConfig
 from diti.core import loop
+from diti.core.card import Findings
 from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
 from diti.core.outputs import require_writable
@@ -21,7 +22,7 @@ from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.start_run import FREE, open_together, settled, start_run
 from diti.presets import preset as named_preset
 from diti.presets import train_preset
-from diti.representation.finish import Findings, finish, training_statistics
+from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.base import see_before
 from diti.representation.methods.method import Method
 from diti.representation.models.loading import as_backbone, backbone_name, device_of, load

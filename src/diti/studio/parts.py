@@ -125,7 +125,7 @@ def in_turns(steps: Iterator[Any], visitor: Visitor, turns: Turns) -> Iterator[A
 
 
 def _only_lines(text: str, outputs: Sequence[Any]) -> Any:
-    """A text for the outputs that show how it went; the others stay as they are."""
+    """A text for the outputs that report on the work; the others stay as they are."""
     shown = [markup.note(text) if "status" in (output.elem_classes or ()) else gr.skip() for output in outputs]
     return shown[0] if len(shown) == 1 else shown
 
@@ -229,10 +229,10 @@ def span_of(world: World, words: Any) -> str:
     return str(words)[:40]
 
 
-def strip(world: World, label: str, about: str, *, single: bool = False, value: str = "") -> Any:
+def strip(world: World, label: str, about: str, *, single: bool = False) -> Any:
     """The subsets from fine to coarse, of which a range, or one, can be picked; its value is I:J."""
     return html(
-        value or f"0:{1 if single else world.partition.subsets}",
+        f"0:{1 if single else world.partition.subsets}",
         html_template=markup.strip(world.partition, label, about, single),
         js_on_load=STRIP,
         elem_classes="strip-box",

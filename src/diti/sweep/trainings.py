@@ -65,7 +65,7 @@ class Plan(Runs[TrainConfig]):
         return backbones
 
     def make(self, out: Path, jobs: int | None, backbones: dict[str, Backbone]) -> tuple[set[str], dict[str, str]]:
-        """Train what is not done yet: the names of these runs, and why some of them failed."""
+        """Train what is not done yet; returns the names of these runs, and why some of them failed."""
         if not (todo := self._todo(out)):
             return set(), {}
         prepare_data(Plan(todo), backbones)

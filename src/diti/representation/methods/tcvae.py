@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import TrainConfig, VAEConfig
+from diti.core.card import Findings
 from diti.core.images import MODEL_RANGE, grid, save_picture, to_float, to_uint8
 from diti.core.objective import LossReport
 from diti.core.processes import gather_rows
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
-from diti.representation.finish import Findings
 from diti.representation.methods.base import EncoderObjective, checked_rows, encoder_rate, new_encoder
 from diti.representation.methods.method import Method
 from diti.representation.models.direct import DirectModel, load_direct

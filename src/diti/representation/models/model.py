@@ -38,7 +38,7 @@ FORMAT = 1  # of a model folder; a higher one is from a later version of diti
 
 
 class Unable(InputError, AttributeError):
-    """A model is asked for what only others have. Not there for `hasattr`, and explained to whoever calls it."""
+    """A model was asked for what only others have: `hasattr` says it is not there, a call says why."""
 
 
 @dataclass(eq=False, repr=False)

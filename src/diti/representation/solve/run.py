@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from diti.config import SolveConfig, TrainingConfig
+from diti.core.card import Findings
 from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
 from diti.core.loop import compile_networks, make_accelerator
@@ -28,7 +29,7 @@ from diti.data.sources import as_dataset, place_of
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.start_run import open_together
 from diti.representation.checks import assess_diti
-from diti.representation.finish import Findings, finish, training_statistics
+from diti.representation.finish import finish, training_statistics
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import as_backbone, backbone_name, load
 from diti.representation.models.metric import solved_metric

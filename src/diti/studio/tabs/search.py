@@ -105,7 +105,7 @@ class Search:
         yield self.subject.picture(visitor)
 
     def opened(self, visitor: Visitor, *inputs: Any) -> Iterator[Any]:
-        """The picture, which may have been chosen on another tab, and what is like it."""
+        """The picture, which may have been chosen on another tab, and the pictures nearest to it."""
         yield self.subject.picture(visitor), *[gr.skip()] * 3
         yield gr.skip(), self._listed(visitor), gr.skip(), gr.skip()
         if "image" in visitor.images and self.world.dataset is not None:
