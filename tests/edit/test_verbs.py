@@ -83,7 +83,7 @@ def test_new_images_come_from_the_backbone_until_there_is_a_latent(place, diti_h
     assert "AUROC" in trained.stdout and load_latent(place / "model").dims == 12
     after = diti_here("sample", "model", "-n", 2, "--sampling-steps", 3, "--out", "s.png", cwd=place)
     assert after.returncode == 0, after.stderr
-    assert "z drawn anew" in after.stdout
+    assert "newly drawn z" in after.stdout
 
 
 def test_the_same_command_runs_again_and_others_files_need_a_word(place, diti_here):
@@ -130,8 +130,8 @@ def test_an_axis_is_named_by_its_number_or_as_features_are_called(place, diti_he
             ["interpolate", "model", "a.png", "b.png", "--scales", "1e308"],
             "too far; give numbers from -100 to 100",
         ),
-        (["interpolate", "model", "a.png", "b.png", "--frames", "."], "--frames . holds a.png, which is read"),
-        (["interpolate", "model", "a.png", "b.png", "--out", "a.png"], "would replace a.png, which is read"),
+        (["interpolate", "model", "a.png", "b.png", "--frames", "."], "--frames . holds a.png, which is an input"),
+        (["interpolate", "model", "a.png", "b.png", "--out", "a.png"], "would replace a.png, which is an input"),
         (["interpolate", "model", "a.png", "b.png", "--out", "v.mp4"], "does not end in .png"),
         (["interpolate", "model", "a.png", "b.png", "--animate", "v.mp4"], "does not end in .gif"),
         (
@@ -155,7 +155,7 @@ def test_an_axis_is_named_by_its_number_or_as_features_are_called(place, diti_he
             "give one of them",
         ),
         (["manipulate", "model", "a.png", "--like", "b.png", "--dims", "999"], "--dims is 999"),
-        (["manipulate", "model", "a.png", "--pairs", "b.png"], "--pairs names 1 images; give them two by two"),
+        (["manipulate", "model", "a.png", "--pairs", "b.png"], "--pairs names 1 images; give them in pairs"),
         (
             ["manipulate", "model", "a.png", "--pairs", "a.png,b.png", "--selection", "weight"],
             "leave --selection out",

@@ -272,7 +272,7 @@ def test_files_that_cannot_be_written_are_told_first(place, tmp_path):
         with pytest.raises(InputError, match=words):
             measure_counterfactuals("nothing", "nothing", tmp_path / out, FEW)
     data = str(place / "faces")
-    with pytest.raises(InputError, match="which is read; choose a place outside"):
+    with pytest.raises(InputError, match="which is an input; choose a place outside"):
         measure_counterfactuals("nothing", data, place / "faces" / "edits", FEW)
 
 

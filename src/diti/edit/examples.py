@@ -25,8 +25,8 @@ from diti.representation.models.inputs import read_images
 from diti.representation.models.model import Model
 
 METHOD, PAIRS = "examples", "pairs"
-NOISE = 1.0  # variance of the side of an example, 1 or -1, that no axis tells
-POWER = 0.5  # of what an axis tells of the features: how much likelier a telling one is to matter
+NOISE = 1.0  # variance of an example's side, 1 or -1, that the axes do not explain
+POWER = 0.5  # of an axis's share of the features: how much likelier one with a large share is to matter
 ROUNDS = 20  # of the regression
 NO_DIFFERENCE = (
     "the examples do not differ; give more of them, or others (or a larger part of the code than --subset allows)"
@@ -53,8 +53,8 @@ def example_direction(
 ) -> Direction:
     """From codes like (P, D) and unlike (Q, D); without the latter, against the mean of the data.
 
-    dims: move so many dims of z at most; all by default. subset: move these subsets alone. codes (N, D): of any
-    images, where the statistics of z are not known.
+    dims: how many dims of z may move at most; all by default. subset: move these subsets alone. codes (N, D): of
+    any images, where the statistics of z are not known.
     """
     if len(like) == 0:
         raise InputError("no image was given with --like; name one or more")
@@ -171,7 +171,7 @@ def example_direction_files(
 def pair_direction_files(
     model: Model, name: str, files: Sequence[Path], dims: int | None, subset: str
 ) -> tuple[Direction, list[str]]:
-    """The same for files that come two by two: with it, without it."""
+    """The same for files in pairs: with it, without it."""
     pixels, lines = read_images(files, model.size)
     codes = codes_of(model, pixels)
     direction = pair_direction(model, name, codes[::2], codes[1::2], dims=dims, subset=subset)

@@ -271,7 +271,7 @@ def strengths_of(directions: Sequence[Direction], scale: float, paper_scale: flo
 
 
 def directions_at_once(model: DecodingModel, images: int) -> int:
-    """Directions along which so many images are pushed in one batch of the decoder."""
+    """How many directions that many images are pushed along in one batch of the decoder."""
     return max(1, model.at_once // images)
 
 

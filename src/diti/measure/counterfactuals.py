@@ -338,7 +338,7 @@ class EditStudy:
         )  # fmt: skip
 
     def selections(self) -> dict[str, Any]:
-        """Validation AP of the ways to choose d' dims, each with a classifier fitted anew, and of all dims."""
+        """Validation AP of the ways to choose d' dims, each with a refitted classifier, and of all dims."""
         binary = [d for d in self.directions if self.dataset.is_binary(d.attribute)]
         train, valid = (self.dataset.rows(split) for split in ("train", "valid"))
         train = np.sort(numpy_generator(self.options.seed, "selections").permutation(train)[:COMPARED_ROWS])

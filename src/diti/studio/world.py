@@ -171,7 +171,7 @@ class World:
         dataset = self.data()
         names, train, held = dataset.attributes, dataset.rows("train"), self.held_apart()
         if not names or not len(train) or not len(held):
-            raise InputError("The data has no labels, so nobody can say which part tells what. The rest works.")
+            raise InputError("The data has no labels, so it cannot be said which part tells what. The rest works.")
         binary, splits = [dataset.is_binary(name) for name in names], Splits(train, held[:0], held)
         with self.lock:
             probe = SubsetProbe.of(self.codes, dataset.labels(names), names, binary, splits, self.partition.ends)
@@ -274,7 +274,7 @@ class World:
 
 
 def open_world(source: str, data: str | None) -> World:
-    """Load the model and find its images; everything that can be wrong is told here."""
+    """Load the model and find its images; everything that can be wrong is said here."""
     folder, model = locate(source), load_with_decoder(source)
     if len(model.encoder.taken) == 1:
         raise InputError(f"{source} was solved over features of another network, and cannot encode pictures")
@@ -287,7 +287,7 @@ def open_world(source: str, data: str | None) -> World:
 
 
 def _own_data(folder: Path, size: int) -> Dataset | None:
-    """The data that the model was made from if it is still there; of toy faces a few, drawn anew."""
+    """The data that the model was made from if it is still there; of toy faces a few, newly drawn."""
     named = _shipped_data(folder) or _named_data(folder / "config.yaml")
     if built_in(named) == "toyfaces":
         return open_data(TOY_FACES, size)

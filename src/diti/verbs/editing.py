@@ -101,7 +101,7 @@ class Manipulate:
     axis: CommaList = ""  # axes of the code, as a07 or by the name of diti name, or dims, as z037; each in a row
     like: CommaList = ""  # example images that have what you want; one is enough
     unlike: CommaList = ""  # example images that lack it; without them the average image
-    pairs: CommaList = ""  # images of the same thing with and without it, by turns: with.png,without.png,...
+    pairs: CommaList = ""  # images of the same thing with and without it, in turn: with.png,without.png,...
     subset: CommaList = "all"  # of examples: the subsets that may move: fine, coarse, early, middle, late, I:J
     save_as: Name = None  # of examples: keep the direction under this name, for --attribute
     scale: Annotated[str | None, tyro.conf.arg(metavar="A,B,...")] = None

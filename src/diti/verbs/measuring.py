@@ -64,7 +64,7 @@ class Probe:
     subsets: bool = True  # also the subset × attribute matrix, and the score against the number of subsets
     disentanglement: bool = False  # also DCI, FactorVAE score, MIG, SAP, TAD, taking the attributes as factors
     reconstruct: int = 0  # also reconstruct this many test images: MSE, PSNR, SSIM
-    folds: bool = False  # score every image by a k-fold, all of a person in one fold, not the test images alone
+    folds: bool = False  # score every image by k-fold, a person's images in one fold, not only the test images
     seed: Seed = 0
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
@@ -90,12 +90,14 @@ class Probe:
 class Analyze:
     """Check the theory on a model: at which time-step each attribute is lost, and which subset carries it."""
 
-    model: Model  # model, or backbone (then all about z is left out)
+    model: Model  # model, or backbone (then everything about z is left out)
     data: str  # toyfaces, whose pairs are exact, or any images (then attributes need --pairs)
     out: Path = Path("analysis")  # folder for analysis.json and the figures
     pairs: File = None  # CSV or parquet of image pairs: attribute, first, second (paths beside the table)
     count: Annotated[int, *Range(1, 10_000)] = 64  # pairs per attribute
-    tau: Annotated[float, *Range(0, 0.5, open=(0, 0.5))] = 0.1  # an attribute is lost from this mean error on
+    tau: Annotated[float, *Range(0, 0.5, open=(0, 0.5))] = (
+        0.1  # an attribute counts as lost from this mean error on
+    )
     images: Annotated[int, *NUMBER] = 0
     """Length of each training on the true factors (sufficiency), images; 0 leaves it out."""
     seed: Seed = 0
@@ -115,7 +117,7 @@ class Label:
     data: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DATA")]  # dataset folder of diti prepare
     model: Path  # ONNX file: images in, a score per name out
     names: Path  # text file, a name per line in the order of the outputs
-    threshold: float = 0.5  # from this score on the 0/1 label is 1
+    threshold: float = 0.5  # scores from this on give the label 1, lower ones 0
     normalisation: Literal["imagenet", "unit", "signed", "none"] = "imagenet"  # of the pixels, as it was trained
     activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"  # from outputs to scores
     layout: Literal["auto", "nchw", "nhwc"] = "auto"

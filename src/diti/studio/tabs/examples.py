@@ -25,7 +25,7 @@ class Examples:
         with gr.Accordion("Make a slider of your own from examples", open=False):
             html(
                 "<p class='hint'>Click pictures that <b>have</b> what you mean, then some that <b>lack</b> it; "
-                "without those, the average picture is meant. Eight of each are a good start.</p>"
+                "without those, the average picture takes their place. Eight of each are a good start.</p>"
             )
             side = gr.Radio(
                 [("have it (like)", "like"), ("lack it (unlike)", "unlike")], value="like",
