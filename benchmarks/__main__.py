@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from benchmarks import (
     bench_data,
     bench_device,
+    bench_edits,
     bench_methods,
     bench_metric,
     bench_pretrain,
@@ -23,6 +24,7 @@ from benchmarks import (
 BENCHMARKS = {
     "data": bench_data.main,
     "device": bench_device.main,
+    "edits": bench_edits.main,
     "training": bench_training.main,
     "pretrain": bench_pretrain.short,
     "methods": bench_methods.main,

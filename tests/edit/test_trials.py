@@ -19,7 +19,7 @@ from diti.edit.compose import push
 from diti.edit.direction_files import direction_path, load_direction
 from diti.edit.directions import Direction, code_space_hash, fit_direction, label_weights
 from diti.edit.places import SLIGHT, allowed, blurred, in_place, place_for, place_of
-from diti.edit.reach import ASKED, MOST, Trial, with_gain
+from diti.edit.reach import ASKED, MOST, Trial, sides_of, with_gain
 from diti.edit.reader import PENALTIES, fit_reader, reader_of, ridge_chosen
 from diti.edit.trials import Trials, learn_direction
 
@@ -178,17 +178,24 @@ def test_the_gain_makes_up_for_what_pictures_do_not_show(model, response):
     direction = a_direction(model)
     rng = torch.Generator().manual_seed(0)
     z, noise = torch.randn(6, model.dims, generator=rng), torch.randn(6, 1, generator=rng)
+    sides = torch.tensor([1.0, 1, -1, 1, -1, -1])
     painter = Painter(model, z, noise, torch.from_numpy(direction.reading), response)
-    trial = Trial(painter, 9.0, torch.zeros(model.dims), torch.ones(model.dims))
+    trial = Trial(painter, np.arange(6), 9.0, torch.zeros(model.dims), torch.ones(model.dims))
 
     def reader(_, images):
         return 100 * images.mean((1, 2, 3)).double().numpy()[:, None]
 
-    found = with_gain(direction, trial, reader, 0)
+    found = with_gain(direction, trial, reader, 0, sides)
     assert found.gain == pytest.approx(min(1 / response, MOST), rel=1e-3)
     before, after = (painter.shown(push(z, found, s), noise) for s in (0.0, ASKED))
     shown = float((reader(None, after) - reader(None, before)).mean())
     assert shown == pytest.approx(ASKED * min(1, MOST * response), rel=1e-3)
+
+
+def test_images_are_pushed_to_where_they_are_not():
+    """What has a hat cannot be given one: up where it is missing or below the mean, else down."""
+    assert sides_of(np.array([0, 1, 0, np.nan]), binary=True).tolist() == [1, -1, 1, 1]
+    assert sides_of(np.array([3.0, 9, 5, np.nan]), binary=False).tolist() == [1, -1, 1, 1]
 
 
 def test_a_learned_direction_is_tried_and_kept(model, data, monkeypatch, tmp_path):

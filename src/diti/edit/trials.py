@@ -20,7 +20,7 @@ from diti.diffusion.files import may_keep
 from diti.edit.direction_files import find_or_learn_direction, save_direction
 from diti.edit.directions import Direction, fit_direction
 from diti.edit.places import place_of
-from diti.edit.reach import Trial, with_gain, with_reach
+from diti.edit.reach import Trial, sides_of, with_gain, with_reach
 from diti.edit.reader import Reader, reader_of
 from diti.representation.features import encode_dataset
 from diti.representation.models.decoding import DecodingModel
@@ -84,11 +84,16 @@ class Trials:
 
     def tried(self, direction: Direction, *, ranged: bool) -> Direction:
         """The direction with what it lacks. ranged: its safe range, too, which takes longest."""
-        if direction.place is None and is_whole(direction):
-            direction = replace(direction, place=place_of(self.dataset, direction.attribute))
-            column = self.dataset.attributes.index(direction.attribute)
-            direction = with_gain(direction, self.trial, self.reader, column)
-        return with_reach(direction, self.trial) if ranged and direction.reach is None else direction
+        untried = direction.place is None and is_whole(direction)
+        if not untried and not (ranged and direction.reach is None):
+            return direction
+        name = direction.attribute
+        sides = sides_of(self.dataset.labels([name])[self.trial.rows, 0], self.dataset.is_binary(name))
+        if untried:
+            direction = replace(direction, place=place_of(self.dataset, name))
+            column = self.dataset.attributes.index(name)
+            direction = with_gain(direction, self.trial, self.reader, column, sides)
+        return with_reach(direction, self.trial, sides) if ranged and direction.reach is None else direction
 
     def direction(
         self,
