@@ -4,9 +4,9 @@
 binary attribute, the highest and the lowest quarter of a continuous one. Test faces are inverted once and pushed
 along every direction; a classifier of pixels says what changed, as in `diti counterfactuals`. Means over
 attributes, ± half the 95 % interval over draws of the examples. Directions from all labels are those of `diti
-manipulate --attribute --selection l1`, and are kept in the model folder. DATA has attributes: toyfaces:12000, or a dataset folder
-such as CelebA's. Axes are found in it where the model has none. With --pairs, for toy faces alone, also directions
-from faces that are drawn twice, with the attribute and without.
+manipulate --attribute --selection l1`, and are kept in the model folder. DATA has attributes: toyfaces:12000, or a
+dataset folder such as CelebA's. Axes are found in it where the model has none. With --pairs, for toy faces alone, also
+directions from faces that are drawn twice, with the attribute and without.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def difference_of_means(made: Direction, has: np.ndarray, lacks: np.ndarray) -> 
     kept = largest(np.abs(plane) * (shrunk != 0), max(1, min(32, len(plane) // 4)))
     heading = np.zeros_like(shrunk)
     heading[kept] = shrunk[kept]
-    return replace(made, pattern=heading) if heading.any() else None
+    return replace(made, pattern=heading, reading=heading, response=heading) if heading.any() else None
 
 
 METHODS: dict[str, Make] = {"difference of means": difference_of_means, "axes": as_made}
