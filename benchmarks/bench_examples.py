@@ -5,8 +5,8 @@ binary attribute, the highest and the lowest quarter of a continuous one. Test f
 along every direction; a classifier of pixels says what changed, as in `diti counterfactuals`. Means over
 attributes, ± half the 95 % interval over draws of the examples. Directions from all labels are those of `diti
 manipulate --attribute --selection l1`, and are kept in the model folder. DATA has attributes: toyfaces:12000, or a
-dataset folder such as CelebA's. Axes are found in it where the model has none. With --pairs, for toy faces alone, also
-directions from faces that are drawn twice, with the attribute and without.
+dataset folder such as CelebA's. Axes are found in it where the model has none. With --pairs, for toy faces alone,
+also directions from faces that are drawn twice, with the attribute and without.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from diti.core.errors import InputError, nearest
 from diti.core.runs import atomic_path
 from diti.data.prepared import Dataset
-from diti.diffusion.files import may_keep
+from diti.diffusion.files import locate, may_keep
 from diti.edit.directions import Direction, code_space_hash, fit_direction, how_to_choose, method_for
 from diti.representation.models.model import Model
 
@@ -121,8 +121,12 @@ def kept_names(folder: Path) -> list[str]:
     return sorted(unquote(path.stem) for path in (folder / "attributes").glob("*.safetensors"))
 
 
-def kept_direction(folder: Path, attribute: str) -> Direction:
-    """A direction that the model folder keeps, for those who name no data."""
+def kept_direction(model: str | Path, attribute: str) -> Direction:
+    """A direction that a model folder keeps, or a model in the box, for those who have no labelled data.
+
+    older = diti.load("faces64-diti").manipulate(images, diti.kept_direction("faces64-diti", "age"), 2)
+    """
+    folder = locate(model)
     path, kept = direction_path(folder, attribute), kept_names(folder)
     if not path.is_file():
         known = f"it keeps {', '.join(kept)}" if kept else "it keeps none"
