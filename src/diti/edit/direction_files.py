@@ -21,8 +21,16 @@ from diti.diffusion.files import locate, may_keep
 from diti.edit.directions import Direction, code_space_hash, fit_direction, how_to_choose, method_for
 from diti.representation.models.model import Model
 
-ARRAYS = ("weight", "pattern", "mean", "std", "conditional", "reading", "response", "reach", "place")
-LATER = {"conditional", "reading", "response", "reach", "gain", "place"}  # not in files of earlier versions
+ARRAYS = ("weight", "pattern", "mean", "std", "conditional", "reading", "response", "reach", "place", "rest")
+LATER = {
+    "conditional",
+    "reading",
+    "response",
+    "reach",
+    "gain",
+    "place",
+    "rest",
+}  # not in files of earlier versions
 FORMATS = ("3", "2")  # that are read; the first is written
 
 
@@ -64,7 +72,7 @@ def load_direction(path: Path) -> Direction:
     direction = Direction(**{**facts, **arrays, "dims": tuple(facts["dims"])})
     moved = tuple(np.flatnonzero(direction.weight).tolist())
     finite = all(np.isfinite(array).all() for array in arrays.values())
-    shapes = {array.shape for name, array in arrays.items() if name not in ("reach", "place")}
+    shapes = {array.shape for name, array in arrays.items() if name not in ("reach", "place", "rest")}
     if not finite or len(shapes) > 1 or not set(moved) <= set(direction.dims):
         raise InputError(f"{path} is damaged: its arrays do not fit its dims; delete it and learn it again")
     return direction

@@ -1,8 +1,6 @@
-"""What pictures show of a direction: how far it is followed for as much as was asked, and how far it may be.
+"""How far a direction may be followed: its safe range, and steps that are even in what is seen.
 
-A picture shows less of a step than its code says. So a few training images are drawn with it and read by all
-features of the encoder (`reader.py`), and the direction is followed that much farther: by its gain. For its safe
-range they are drawn at rising strengths and encoded again, until
+Without anybody's labels: a few training images are drawn at rising strengths and encoded again, until
 
     the reading of what was drawn rises by less than GROWTH of what it rose by at first, per unit of strength,
     the code of what was drawn lies farther out than all but a hundredth of the training images,
@@ -26,16 +24,11 @@ from diti.data.prepared import Dataset
 from diti.edit.compose import Handle, composed, handle_of
 from diti.edit.directions import Direction
 from diti.edit.invert import Inverted
-from diti.edit.places import in_place, place_for
-from diti.edit.reader import Reader
 from diti.representation.models.decoding import DecodingModel
 
 GRID = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)  # strengths tried to each side
 IMAGES, STEPS = 16, 8
 RANGED = 6  # of the images, to each side of the safe range
-ASKED, ASKED_BINARY = 2.0, 1.0  # strength at which the gain is found: as far as to the other side
-ROUNDS = 2  # how often it is set right
-LEAST, MOST = 0.5, 4.0  # gain
 GROWTH = 0.3
 USUAL = 0.99  # of the training images
 CLIPPED = 0.05
@@ -139,28 +132,6 @@ def within(still: Drawn, tried: Iterable[Drawn], sign: int, limit: float) -> lis
             break
         before, at = drawn.reading, strength
     return found
-
-
-def with_gain(direction: Direction, trial: Trial, reader: Reader, column: int, sides: Tensor) -> Direction:
-    """The direction, followed so far that a strength of 1 is the usual difference of what the reader sees.
-
-    Each image goes towards the other side (`sides_of`), for what has a hat cannot be given one. The response grows
-    faster than the step, so it is found at a strength that is used, and once more from there. column: of the
-    reader, that tells this attribute.
-    """
-    model, start = trial.start.model, trial.start
-    asked = ASKED_BINARY if direction.metric == "AP" else ASKED
-    shown = start.shown(start.z, start.x_T)
-    before = reader(model, shown)[:, column]
-    direction = replace(direction, gain=1.0)
-    for _ in range(ROUNDS):
-        step = torch.from_numpy(asked * composed([handle_of(model, direction)], [1.0])).to(start.z)
-        drawn = start.shown(start.z + sides[:, None] * step, start.x_T)
-        drawn = in_place(drawn, shown, place_for([direction]))
-        got = float((sides.numpy() * (reader(model, drawn)[:, column] - before)).mean()) / asked
-        gain = direction.gain / max(got, 1e-3)
-        direction = replace(direction, gain=min(max(gain, LEAST), MOST))
-    return direction
 
 
 def with_reach(direction: Direction, trial: Trial, sides: Tensor | None = None) -> Direction:
