@@ -30,7 +30,7 @@ LATER = {
     "gain",
     "place",
     "rest",
-}  # not in files of earlier versions
+}  # not in earlier files
 FORMATS = ("3", "2")  # that are read; the first is written
 
 

@@ -57,7 +57,7 @@ class Direction:
     reach: np.ndarray | None = None  # float64 (S, 2) strengths within the safe range, see `reach.py`
     gain: float = 1.0  # how much farther the code goes for a picture to show as much, see `reach.py`
     place: np.ndarray | None = None  # float16 (H, W) where in a picture it may change something, see `places.py`
-    rest: np.ndarray | None = None  # float16 (3, H, W) what is added to a picture for a strength of 1
+    rest: np.ndarray | None = None  # float16 (1, H, W) light that is added to a picture for a strength of 1
 
     @property
     def heading(self) -> np.ndarray:

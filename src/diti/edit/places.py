@@ -1,9 +1,10 @@
 """Only where it belongs: the places of the picture in which an attribute lives, and edits that stay there.
 
 Over the training images the pixels are regressed on all labels together. Where the one that is edited explains
-more than chance would, an edit may change the picture; elsewhere it stays as it is drawn without the edit. And what
-the regression knows that the decoder does not draw, because z forgets it, is the rest: it is added to the picture.
-Notation: N images, A labels, S side of the picture, px; B what the pixels change with the attribute, D what is drawn.
+more than chance would, an edit may change the picture; elsewhere it stays as it is drawn without the edit. What the
+regression knows and the decoder does not draw, because z forgets it, is the rest: its light is added to the picture
+(its colours, seen with eyes, made teeth green). Notation: N images, A labels, S side of the picture in px; B what
+the pixels change with the attribute, D what is drawn of it.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def in_pictures(dataset: Dataset, attribute: str, seed: int = 0) -> tuple[np.nda
 
 
 def rest_of(coefficient: np.ndarray, drawn: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """m (a B - D) with the a that brings B nearest to D, both (3, S, S), inside the place m (S, S)."""
+    """m (a B - D), its mean over the colours (1, S, S), in the place m (S, S); a brings B nearest to D (3, S, S)."""
     share = float((drawn * coefficient).sum()) / max(float(np.square(coefficient).sum()), 1e-30)
-    return np.asarray(place.astype(np.float32) * (share * coefficient - drawn))
+    return np.asarray(place.astype(np.float32) * (share * coefficient - drawn).mean(0, keepdims=True))
 
 
 def allowed(explained: np.ndarray) -> np.ndarray:
@@ -70,7 +71,7 @@ class Touch(NamedTuple):
     """What an edit may do to a picture."""
 
     place: Tensor | None  # (S, S) where it may change something; None: everywhere, as axes and examples do
-    rest: Tensor  # (3, S, S) that is added, or (): nothing
+    rest: Tensor  # (1, S, S) that is added, or (): nothing
 
 
 def touch_of(moves: Mapping[What, float]) -> Touch | None:
@@ -86,7 +87,7 @@ def touch_of(moves: Mapping[What, float]) -> Touch | None:
 
 
 def touched(edited: Tensor, unedited: Tensor, touch: Touch | None, times: Tensor | float = 1.0) -> Tensor:
-    """Images (..., 3, S, S) edited where it belongs, with the rest so many times, elsewhere as without the edit."""
+    """Images (..., 3, S, S) edited where it belongs, the rest added so many times; elsewhere as unedited."""
     if touch is None:
         return edited
     shown, drawn = unedited.clamp(-1, 1), edited.clamp(-1, 1)
