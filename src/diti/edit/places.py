@@ -1,10 +1,12 @@
 """Only where it belongs: the places of the picture in which an attribute lives, and edits that stay there.
 
 Over the training images the pixels are regressed on all labels together. Where the one that is edited explains
-more than chance would, an edit may change the picture; elsewhere it stays as it is drawn without the edit. What the
-regression knows and the decoder does not draw, because z forgets it, is the rest: its light is added to the picture
-(its colours, seen with eyes, made teeth green). Notation: N images, A labels, S side of the picture in px; B what
-the pixels change with the attribute, D what is drawn of it.
+more than chance would, an edit may change the picture; elsewhere it stays as it is drawn without the edit.
+
+What the regression knows and the decoder does not draw, because z forgets it, is the rest. Its light is added to the
+picture, not its colours: seen with eyes, these made teeth green.
+Notation: N images, A labels, S side of the picture in px; B what the pixels change with the attribute, D what is
+drawn of it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def in_pictures(dataset: Dataset, attribute: str, seed: int = 0) -> tuple[np.nda
 
 
 def rest_of(coefficient: np.ndarray, drawn: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """m (a B - D), its mean over the colours (1, S, S), in the place m (S, S); a brings B nearest to D (3, S, S)."""
+    """The mean over colours (1, S, S) of m (a B - D), in the place m (S, S); a B is nearest to D (3, S, S)."""
     share = float((drawn * coefficient).sum()) / max(float(np.square(coefficient).sum()), 1e-30)
     return np.asarray(place.astype(np.float32) * (share * coefficient - drawn).mean(0, keepdims=True))
 
