@@ -112,7 +112,7 @@ def composed(wanted: Sequence[Handle], strengths: Sequence[float], kept: Sequenc
 def step_for(
     model: Model, what: Sequence[What], strengths: Sequence[float], keep: Sequence[What] = ()
 ) -> np.ndarray:
-    """(D,) the same for things of a model; what becomes too long by holding and composing is cut, as a line says."""
+    """(D,) the same for things of a model; what is too long by holding and composing is cut, as a line says."""
     wanted, kept = ([handle_of(model, w) for w in things] for things in (what, keep))
     step = composed(wanted, strengths, kept)
     if not kept and len(wanted) < 2:
