@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from diti.core.device import HOST
 from diti.core.errors import InputError, nearest
 from diti.core.runs import described, read_json
-from diti.diffusion.schedule import Schedule
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"  # models shipped with the package, a folder each
 MODEL = "-diti"  # a shipped model NAME-diti holds the backbone NAME, so that this is stored once
 WEIGHT_FILES = ("safetensors", "fp16.safetensors", "bin")  # after "diffusion_pytorch_model."
 SCHEDULER_FILE = "scheduler_config.json"
+AUTOENCODERS = ("vae", "vqvae")  # folders of a pipeline
 MOST_TIMESTEPS = 100_000
 
 log = logging.getLogger(__name__)
@@ -182,6 +182,35 @@ def _current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return current
 
 
+def read_network_of(kind: Any, folder: Path) -> Any:
+    """A network of a class of diffusers, strictly every weight, in float32; its files may be several."""
+    endings = ("fp16.safetensors", "fp16.bin")
+    half = not any(folder.glob("diffusion_pytorch_model*.safetensors")) or not any(
+        path for path in folder.glob("diffusion_pytorch_model*") if not path.name.endswith(endings)
+    )
+    variant = "fp16" if half and any(folder.glob("*.fp16.*")) else None
+    with complaints_about(folder):
+        network, faults = kind.from_pretrained(folder, variant=variant, torch_dtype=None, output_loading_info=True)
+        network = network.float()
+    refuse_keys(
+        {name: [str(key) for key in faults[f"{name}_keys"]] for name in ("missing", "unexpected", "mismatched")},
+        str(folder),
+    )
+    require_finite(network.state_dict(), f"the weights of {folder}")
+    return network.eval().requires_grad_(False)
+
+
+def autoencoder_folder(home: Path) -> Path | None:
+    """Where a pipeline has its autoencoder; None where it draws pixels."""
+    return next((home / name for name in AUTOENCODERS if (home / name / "config.json").is_file()), None)
+
+
+def is_flow(home: Path) -> bool:
+    """Whether the scheduler of a pipeline follows a rectified flow, and so has no betas."""
+    path = home / "scheduler" / SCHEDULER_FILE
+    return path.is_file() and str(read_settings(path).get("_class_name", "")).startswith("FlowMatch")
+
+
 def read_scheduler(home: Path, unet_folder: Path) -> Any:
     """The scheduler of a pipeline (scheduler/), of an old one (beside the weights), else DDPM's defaults."""
     for folder in (home / "scheduler", unet_folder):
@@ -197,8 +226,6 @@ def read_scheduler(home: Path, unet_folder: Path) -> Any:
                     f"{path}: num_train_timesteps is {steps!r}; it must be from 1 to {MOST_TIMESTEPS:,}"
                 )
             with complaints_about(path):
-                scheduler = kind.from_pretrained(folder)
-                Schedule.from_scheduler(scheduler)
-                return scheduler
+                return kind.from_pretrained(folder)
     log.warning("no %s for %s: using DDPM's linear betas and epsilon prediction", SCHEDULER_FILE, unet_folder)
     return diffusers.DDPMScheduler()

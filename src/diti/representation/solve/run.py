@@ -26,6 +26,7 @@ from diti.core.settings import differences, from_options, load_yaml
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
 from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.diffusion.start_run import open_together
 from diti.representation.checks import assess_diti
 from diti.representation.finish import Findings, finish, training_statistics
@@ -92,7 +93,7 @@ def solve_models(
         dataset = open_together(data, backbone.size, accelerator)
         backbone.require_size(dataset.size)
         for one in configs.values():
-            require_images(one, len(split_rows(dataset, one.seed)[0]), backbone.size)
+            require_images(one, len(split_rows(dataset, one.seed)[0]), backbone.shape)
         inputs = inputs_of(dataset, backbone, held.features)
         todo = [out for out, one in configs.items() if not begin(one, RunFolder(out), inputs, main)]
         if not todo:
@@ -284,7 +285,8 @@ def solve(
     given = None if features is None else require_features(features, dataset)
     if out is not None:
         solve_models({Path(out): config}, held=Held(frozen, dataset, given), device=frozen.device)
-        return cast(DiTi, load(out, frozen.device))
+        again = frozen if isinstance(frozen, WatchedBackbone) else None  # others lie in the folder as they are
+        return cast(DiTi, load(out, frozen.device, backbone=again))
     validate(config, frozen, given)
     cut = cut_by_hand(config, frozen)
     return solved_model(config, solve_networks(config, frozen, dataset, features=given, partition=cut), dataset)
