@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -102,6 +103,10 @@ def solve_models(
             return found
         accelerator.wait_for_everyone()
         begun()
+        if main and (caution := backbone.caution()):
+            logging.getLogger(__name__).warning(caution)
+        if main and (caution := backbone.caution()):
+            logging.getLogger(__name__).warning(caution)
 
         def log(**facts: Any) -> None:
             for out in todo if main else ():
