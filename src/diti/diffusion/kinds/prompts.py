@@ -30,8 +30,8 @@ def prompt_conditions(
         return kept
     if importlib.util.find_spec("transformers") is None:
         raise InputError(
-            f"{home} holds no {CONDITIONS}: what its network is told of the prompt {prompt!r} is computed by its text "
-            "encoders, which need the library transformers: pip install 'diti-torch[prompts]'"
+            f"{home} holds no {CONDITIONS}: what its network is told of the prompt {prompt!r} is computed by its "
+            "text encoders, which need the library transformers: pip install 'diti-torch[prompts]'"
         )
     import diffusers
 
