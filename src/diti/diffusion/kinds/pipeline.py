@@ -93,7 +93,7 @@ class PipelineBackbone(WatchedBackbone):
         self.told_always = sorted(conditions)
         for name, tensor in conditions.items():
             self.register_buffer(f"told_{name}", tensor, persistent=False)
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time, self._full = threading.Lock(), False
 
     @classmethod
     def open(cls, home: Path, folder: Path, **chosen: Any) -> Self:
@@ -169,17 +169,19 @@ class PipelineBackbone(WatchedBackbone):
         return sum(parameter.numel() for parameter in self.network.parameters())
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        if on_host(x) and self.network.dtype != torch.float32:  # few CPUs compute in half precision
-            with self._one_at_a_time:
+        if on_host(x) and not self._full:  # few CPUs compute in half precision
+            with self._one_at_a_time:  # images are run in several lanes
                 self.network.float()
+                self._full = True
         return super().forward(x, t)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Wherever it is moved to: a large network is bfloat16 on a GPU that has it."""
         super()._apply(fn, recurse)
-        wide = os.environ.get(PRECISION) == FULL
-        if not on_host(self.device) and self.weights >= LARGE and has_bf16(self.device) and not wide:
-            self.network.to(torch.bfloat16)
+        self._full = False
+        if not on_host(self.device):
+            large = self.weights >= LARGE and os.environ.get(PRECISION) != FULL
+            self.network.to(torch.bfloat16 if large and has_bf16(self.device) else torch.float32)
         return self
 
     def files(self) -> dict[str, Path]:
