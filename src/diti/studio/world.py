@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -22,14 +21,9 @@ from diti.core.rng import numpy_generator
 from diti.data.prepared import Dataset
 from diti.data.sources import BUILT_IN, built_in, open_data
 from diti.diffusion.files import ASSETS, locate, may_keep
-from diti.edit.directions import (
-    Direction,
-    code_space_hash,
-    direction_path,
-    find_or_learn_direction,
-    load_direction,
-    standardise,
-)
+from diti.edit.compose import check_fits
+from diti.edit.direction_files import find_or_learn_direction, kept_direction, kept_names
+from diti.edit.directions import Direction, standardise
 from diti.edit.interpolate import cut_of
 from diti.edit.select import fit_linear
 from diti.exploring.axes import extremes, removed_by
@@ -148,7 +142,7 @@ class World:
     @cached_property
     def attributes(self) -> list[str]:
         """Names that have a direction: kept in the model folder, or to be learned from the data's labels."""
-        kept = sorted(unquote(path.stem) for path in (self.folder / "attributes").glob("*.safetensors"))
+        kept = kept_names(self.folder)
         labelled = [] if self.dataset is None else list(self.dataset.attributes)
         return list(dict.fromkeys([*kept, *labelled]))
 
@@ -167,9 +161,8 @@ class World:
             return find_or_learn_direction(
                 self.model, self.folder, self.dataset, attribute, dims, codes=lambda: self.codes
             )[0]
-        direction = load_direction(direction_path(self.folder, attribute))
-        if direction.encoder != code_space_hash(self.model):
-            raise InputError(f"The direction of {attribute} was learned for another model; learn it again.")
+        direction = kept_direction(self.folder, attribute)
+        check_fits(self.model, direction)
         return direction
 
     @cached_property

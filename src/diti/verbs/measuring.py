@@ -20,6 +20,7 @@ from diti.verbs.common import (
     next_command,
     options_of,
     whole_numbers,
+    words,
 )
 
 
@@ -146,12 +147,20 @@ class Counterfactuals:
     classifier_images: Number = (
         None  # length of the training of the attribute classifier, images; kept for the data
     )
-    dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
-    scale: float = 0.3  # strength s; the code moves by s √d standard deviations
-    selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
-    along: Literal["pattern", "conditional", "weight"] = "pattern"  # what the code follows; weight as in the paper
+    dims: Number = None  # d': dims that a sparse direction may move; by default all, or with --selection 32
+    scale: float = 2.0  # strength: 1 is the usual difference with and without it, or one standard deviation
+    paper_scale: Annotated[float | None, tyro.conf.arg(metavar="S")] = None
+    """Instead of --scale, as in the paper: the code moves by s √d of its deviations; the authors take 0.3."""
+    selection: Literal["all", "l1", "weight", "probmask"] | None = None  # how the dims are chosen
+    along: Literal["conditional", "pattern", "weight"] | None = None
+    """What the code follows; by default how it varies with the attribute while the other ones stay; weight as in
+    the paper."""
     judge: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
     """Program that reads pictures instead of a trained classifier: files in, CSV with a row per file out."""
+    edits: CommaList = ""  # attributes to edit; by default all that can be read
+    fixed: CommaList = ""  # readings that should stay when others are edited, such as those of the background
+    identity: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
+    """Program like a judge, whose numbers together say who a face is."""
     seed: Seed = 0
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
@@ -159,7 +168,8 @@ class Counterfactuals:
     def run(self) -> None:
         from diti.measure.counterfactuals import counterfactuals, print_record
 
-        print_record(counterfactuals(**options_of(self)), self.out)
+        lists = {"edits": words(self.edits), "fixed": words(self.fixed)}
+        print_record(counterfactuals(**options_of(self) | lists), self.out)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from diti.studio import markup
 from diti.studio.parts import Desk, gallery, html, sent, titled
 from diti.studio.session import SIDES, Visitor
 
-FARTHEST = 0.6  # the paper's scale s at the end of the slider
+FARTHEST = 2.0  # strength at the end of the slider
 
 
 class Examples:
