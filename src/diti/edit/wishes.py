@@ -72,7 +72,7 @@ class Wish:
             raise InputError("--unlike goes with --like; name images that have what you want with --like")
         if len(self.pairs) % 2:
             raise InputError(
-                f"--pairs names {len(self.pairs)} images; give them two by two: with.png,without.png,..."
+                f"--pairs names {len(self.pairs)} images; give them in pairs: with.png,without.png,..."
             )
         if self.examples and self.data and not self.keep:
             raise InputError("--data is for --attribute; examples with --like or --pairs need none")
