@@ -56,7 +56,7 @@ INSIDE, BELOW_ONE = Range(0, 1, open=(0, 1)), Range(0, 1, open=(1,))
 SIDES = Range(1, 4_096)  # px, of images
 SEEDS = Range(0, 2**32 - 1)  # what NumPy and scikit-learn take
 Count = Annotated[int, *COUNT]
-Seed = Annotated[int, *SEEDS]
+Seed = Annotated[int, *SEEDS, tyro.conf.arg(help="of the random numbers: the same seed gives the same result")]
 
 
 def check_numbers(record: Any) -> None:
