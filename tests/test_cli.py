@@ -61,6 +61,13 @@ def test_every_option_is_explained(verb, capsys, monkeypatch):
     assert options and not [option for option, said in zip(options, words, strict=True) if said.startswith("(")]
 
 
+def test_help_shows_no_default_that_is_none(capsys):
+    with pytest.raises(SystemExit):
+        parse("prepare", ["--help"])
+    shown = capsys.readouterr().out
+    assert "None" not in shown and "(default: 0)" in shown
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == package.__version__

@@ -10,7 +10,19 @@ from typing import Annotated, Any, Literal, Self
 import tyro
 
 from diti.core.errors import InputError
-from diti.core.ranges import ANY, BELOW_ONE, COUNT, INSIDE, POSITIVE, SIDES, Count, Range, Seed, check_number
+from diti.core.ranges import (
+    ANY,
+    BELOW_ONE,
+    COUNT,
+    INSIDE,
+    POSITIVE,
+    SIDES,
+    Count,
+    Range,
+    Seed,
+    check_number,
+    unless_none,
+)  # fmt: skip
 from diti.core.settings import Settings
 from diti.core.training import TrainingConfig as TrainingConfig
 
@@ -30,7 +42,10 @@ Depth = Annotated[int, *Range(1, 64)]
 Weight = Annotated[float, *ANY]
 Positive = Annotated[float, *POSITIVE]
 Inside = Annotated[float, *INSIDE]
-Data = Annotated[str, tyro.conf.arg(help="images: a dataset folder, a folder of images, faces or toyfaces[:N]")]
+_DATA = "images: a dataset folder, a folder of images, faces or toyfaces[:N]"
+_BACKBONE = "frozen diffusion model: a folder, a shipped name or a hub id"
+Data = Annotated[str, tyro.conf.arg(help=_DATA, help_behavior_hint=unless_none)]
+BackboneName = Annotated[str, tyro.conf.arg(help=_BACKBONE, help_behavior_hint=unless_none)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +180,7 @@ class SolveConfig(FeaturesConfig):
 
     method: Literal["diti", "pdae"] = "diti"  # pdae: the code as a whole, never masked
     data: Data = ""
-    backbone: str = ""  # frozen diffusion model: a folder, a shipped name or a hub id
+    backbone: BackboneName = ""
     subsets: Dims = 16  # K, parts of z, each visible from a measured time-step on
     partition: Literal["matched", "staged-even", "staged", "balanced"] = "matched"
     """diti: dims and times of each part; matched: equal dims and measured times; the others are fixed."""
@@ -192,7 +207,7 @@ class TrainConfig(Settings):
     method: str = "diti"  # how z is learned; the methods are listed above
     preset: str = DEFAULT_PRESET  # where the settings start from; diti presets lists them
     data: Data = ""
-    backbone: str = ""  # frozen diffusion model: a folder, a shipped name or a hub id
+    backbone: BackboneName = ""
     subsets: Dims = 16  # K, parts of z, each for a stretch of time-steps
     partition: Literal["auto", "matched", "staged-even", "staged", "balanced", "adaptive"] = "auto"
     """Dims and times of each part; matched: measured, as diti solve does. auto: matched from the solution, else

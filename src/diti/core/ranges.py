@@ -35,7 +35,7 @@ class Range:
     def __iter__(self) -> Iterator[object]:
         """What an annotation holds: the range itself, and what tyro writes after the option's help."""
         yield self
-        yield tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default}; {self.words})")
+        yield tyro.conf.arg(help_behavior_hint=lambda default: unless_none(default, self.words))
 
     def __str__(self) -> str:
         return self.words + (f" ({self.hint})" if self.hint else "")
@@ -48,6 +48,12 @@ class Range:
         if self.most >= _ENDLESS:
             return lowest
         return f"{lowest} and {highest}" if self.open else f"from {self.least:,} to {self.most:,}"
+
+
+def unless_none(default: str, words: str = "") -> str:
+    """What --help says after an option: its default, where that is a value, and the numbers it allows."""
+    said = [f"default: {default}"] if default not in ("None", "", "''") else []
+    return f"({'; '.join([*said, *([words] if words else [])])})" if said or words else ""
 
 
 COUNT, NUMBER = Range(1, _ENDLESS), Range(0, _ENDLESS, hint="0 = none")
