@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.diffusion.backbone import Backbone as Backbone
     from diti.diffusion.backbone import load_backbone as load_backbone
     from diti.diffusion.pretrain import pretrain as pretrain
-    from diti.edit.directions import learn_direction as learn_direction
     from diti.edit.editor import Editor as Editor
+    from diti.edit.trials import learn_direction as learn_direction
     from diti.edit.variations import sample as sample
     from diti.edit.variations import vary as vary
     from diti.exploring.axes import Axis as Axis
@@ -69,7 +69,7 @@ else:  # hidden from type checkers, which would take any name for one that __get
         "explore": "diti.exploring.page",
         "find_axes": "diti.exploring.axes",
         "grid": "diti.core.images",
-        "learn_direction": "diti.edit.directions",
+        "learn_direction": "diti.edit.trials",
         "load": "diti.representation.models.loading",
         "load_backbone": "diti.diffusion.backbone",
         "new_encoder": "diti.representation.methods.base",
