@@ -25,6 +25,7 @@ from diti.data.readers import (
     lfw,
     lmdbs,
     parquet,
+    tars,
     toyfaces_source,
 )
 from diti.data.source import ReadOptions, Source
@@ -46,6 +47,7 @@ KINDS = (  # tried in this order; the first that recognises a path reads it
     Kind("mpi3d", "MPI3D, *.npz", factors.detect_mpi3d, factors.open_mpi3d),
     Kind("cars3d", "Cars3D, a folder of *.mat", factors.detect_cars3d, factors.open_cars3d),
     Kind("parquet", "parquet with an image column, file or shards", parquet.detect, parquet.open_source),
+    Kind("tar", "tar shards as of webdataset, file or folder", tars.detect, tars.open_source),
     Kind("diffae", "Diff-AE's LMDB (keys size-index)", lmdbs.detect_diffae, lmdbs.open_diffae),
     Kind("lsun", "LSUN's LMDB", lmdbs.detect_lsun, lmdbs.open_lsun),
     Kind("celeba", "CelebA's own layout", celeba.detect, celeba.open_source),

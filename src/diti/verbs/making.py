@@ -61,8 +61,8 @@ class Prepare:
     """Turn images of any kind into a dataset folder: decoded once, cropped, resized, with their attributes."""
 
     src: Given
-    """Folder of images, parquet, CelebA, LFW, FFHQ, LSUN, Diff-AE LMDB, Shapes3D, dSprites, MPI3D, Cars3D, or
-    faces[:N], toyfaces[:N]."""
+    """Folder of images, parquet, tar shards, CelebA, LFW, FFHQ, LSUN, Diff-AE LMDB, Shapes3D, dSprites, MPI3D,
+    Cars3D, or faces[:N], toyfaces[:N]."""
     out: Path  # dataset folder to write; the same command continues a stopped run
     size: Number = None  # side of the images, px; by default their own, where all are squares of one size
     kind: Name = None  # read SRC as this kind (folder, parquet, celeba, lfw, ...) instead of detecting it
