@@ -1,9 +1,9 @@
 """Millions of images on one machine: generated tar shards through prepare, encode and search.
 
-`python -m benchmarks.bench_millions DIR --images 2000000` does so for a quarter, half and all of them, each command
-in a process of its own. It prints seconds, images per second and the most memory that a command held: RssAnon of the
-process and its children, without pages of files, which the system takes back when memory is short. It writes below
-DIR, at most 6 kB per image, and leaves the shards there.
+`python -m benchmarks.bench_millions DIR --images 2000000` does so for a quarter, half and all of them, each
+command in a process of its own. It prints seconds, images per second and the most memory that a command held:
+RssAnon of the process and its children, without pages of files, which the system takes back when memory is short. It
+writes below DIR, at most 6 kB per image, and leaves the shards there.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from diti.core.errors import InputError, nearest
 from diti.core.machine import cache_folder
 from diti.core.runs import described
 from diti.data.contents import IMAGES
+from diti.data.joined import open_joined, part_folders
 from diti.data.parts import PIXELS
 from diti.data.prepare import find_size, fingerprint, prepare_cached
 from diti.data.prepared import INFO, Dataset, open_dataset
@@ -106,6 +107,8 @@ def open_data(location: str | Path, size: int | None = None) -> Dataset:
     path = Path(location).expanduser()
     if _is_prepared(path):
         return open_dataset(path)
+    if part_folders(path):
+        return open_joined(path)
     source = find_source(str(location), ReadOptions(size=size))
     size = find_size(source, source.crop) if size is None else size
     key = hashlib.sha256(f"{__version__}/{fingerprint(source)}/{size}/{source.crop}".encode()).hexdigest()[:12]

@@ -15,6 +15,7 @@ from diti.core.errors import InputError
 from diti.core.outputs import require_writable
 from diti.core.part import Part
 from diti.core.runs import as_path, atomic_path
+from diti.data.joined import stretch
 from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
@@ -137,7 +138,7 @@ def in_part(dataset: Dataset, text: str | None) -> Dataset:
     table = dataset.table.slice(rows.start, rows.stop - rows.start)
     return replace(
         dataset,
-        images=dataset.images[rows],
+        images=stretch(dataset.images, rows),
         table=table,
         info={**dataset.info, "hash": f"{dataset.hash}/{part}"},
     )
