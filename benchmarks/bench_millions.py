@@ -2,7 +2,7 @@
 
 `python -m benchmarks.bench_millions DIR --images 2000000` does so for a quarter, half and all of them, each
 command in a process of its own. It prints seconds, images per second and the most memory that a command held:
-RssAnon of the process and its children, without pages of files, which the system takes back when memory is short. It
+RssAnon of the process and its children, without pages of files, which the system takes back when it is short. It
 writes below DIR, at most 6 kB per image, and leaves the shards there.
 """
 
