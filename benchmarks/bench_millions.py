@@ -106,10 +106,8 @@ def run(words: list[str], cache: Path) -> tuple[float, int]:
     """Seconds that a command takes, and the most bytes of its own."""
     began, most = time.monotonic(), 0
     known = {"DITI_CACHE": str(cache), "OMP_WAIT_POLICY": "PASSIVE"}
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(
-        [sys.executable, "-m", "diti", *words], env={**os.environ, **known}, **silent
-    ) as process:
+    command = [sys.executable, "-m", "diti", *words]
+    with subprocess.Popen(command, env={**os.environ, **known}, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             most = max(most, own_memory(process.pid))
             time.sleep(SEEN)

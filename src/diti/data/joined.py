@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,22 @@ class Joined:
         return np.asarray(self[:], dtype)
 
 
-def stretch(images: Pixels, rows: slice) -> Pixels:
+def _stretch(images: Pixels, rows: slice) -> Pixels:
     """Some images that follow each other, without reading them."""
     return images.stretch(rows) if isinstance(images, Joined) else images[rows]
+
+
+def in_part(dataset: Dataset, text: str | None) -> Dataset:
+    """The images of a part such as 3/16; all of them without one."""
+    if text is None:
+        return dataset
+    part = Part.read(text)
+    rows = part.rows(len(dataset))
+    if rows.start == rows.stop:
+        raise InputError(f"--part {text} of {len(dataset):,} images is empty; use fewer parts")
+    info = {**dataset.info, "hash": f"{dataset.hash}/{part}", "part": str(part)}
+    table = dataset.table.slice(rows.start, rows.stop - rows.start)
+    return replace(dataset, images=_stretch(dataset.images, rows), table=table, info=info)
 
 
 def part_folders(path: Path) -> list[Path]:

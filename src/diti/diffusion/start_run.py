@@ -8,6 +8,9 @@ from typing import Any, Protocol
 from accelerate import Accelerator
 
 from diti.config import WITHOUT_EFFECT, TrainingConfig
+from diti.core.errors import InputError
+from diti.core.meeting import meet
+from diti.core.processes import first_of_each_machine, told_by_main
 from diti.core.runs import RunFolder
 from diti.core.state import load_state
 from diti.data.prepared import Dataset, require_training_images
@@ -26,10 +29,14 @@ class Config(Protocol):
     def training(self) -> TrainingConfig: ...
 
 
-def open_together(data: str | Dataset, size: int, accelerator: Accelerator) -> Dataset:
-    """The data to train on, prepared by the first process alone; size: for data that is not prepared yet."""
-    with accelerator.main_process_first():
-        return require_training_images(as_dataset(data, size))
+def open_together(data: str | Dataset, size: int) -> Dataset:
+    """The data to train on, prepared by one process of each machine; size: for data that is not prepared yet."""
+    dataset = first_of_each_machine(lambda: require_training_images(as_dataset(data, size)))
+    if told_by_main(lambda: dataset.hash) != dataset.hash:
+        raise InputError(
+            f"{dataset.path} holds other images than on the machine of the first process; copy it again"
+        )
+    return dataset
 
 
 def start_run(
@@ -45,4 +52,4 @@ def start_run(
         load_state(run.path / "state")  # if all of them are damaged, this fails before anything is written
         known = {**inputs, "data_name": dataset.name, "data_hash": dataset.hash}
         run.begin(config, known, free, None if config.training.minutes else config.training.images)
-    accelerator.wait_for_everyone()
+    meet()

@@ -14,21 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diti.core.device import fitted, sent
+from diti.core.crew import has_crew, shared
+from diti.core.device import decide, fitted, sent
+from diti.core.errors import InputError
 from diti.core.lanes import in_lanes, lanes_on
 from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
 from diti.data.decode import decode
+from diti.data.joined import in_part
 from diti.data.prepared import Dataset
-from diti.data.sources import as_dataset
+from diti.data.sources import as_dataset, open_data
 from diti.representation.kept import kept, place_of_kept, read_kept
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.explained import TIMES, explained_share
 from diti.representation.models.inputs import as_batch
-from diti.representation.models.loading import as_model
+from diti.representation.models.loading import as_model, load
 from diti.representation.models.metric import metric_root, regressed_metric
 from diti.representation.models.model import BATCH, Model, images_at_once, inference
-from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.encoder import Encoder, load_encoder
 
 MOST_KEPT = 2_500_000_000  # bytes of features that a training or solution leaves in the cache for the next one
 ROWS_AT_ONCE = 65_536  # of codes that are worked on beside their file
@@ -52,7 +55,7 @@ def encoder_codes(encoder: Encoder, dataset: Dataset, *, mirrored: bool = False)
     def compute() -> Iterator[np.ndarray]:
         seen = None if mirrored else kept_features(encoder, dataset)
         if seen is None:
-            yield from _run(encoder, encoder, dataset, mirrored)
+            yield from _run(encoder, "code", dataset, mirrored)
             return
         with inference(encoder), torch.no_grad():
             for rows in parts_of(len(seen), BATCH):
@@ -65,7 +68,7 @@ def encoder_codes(encoder: Encoder, dataset: Dataset, *, mirrored: bool = False)
 def trunk_features(encoder: Encoder, dataset: Dataset) -> np.ndarray:
     """float32 (N, F): what the encoder's trunk sees in each image, before the linear layer to z."""
     return kept(
-        _of_trunk(encoder, dataset), len(dataset), lambda: _run(encoder, encoder.features, dataset, mirrored=False)
+        _of_trunk(encoder, dataset), len(dataset), lambda: _run(encoder, "features", dataset, mirrored=False)
     )
 
 
@@ -95,17 +98,30 @@ def explained_by_z(model: Model, dataset: Dataset) -> np.ndarray | None:
         return None
     codes = encode_dataset(model, dataset)
 
-    def work(rows: slice) -> np.ndarray:
-        pixels = _pixels(model.encoder, dataset, rows)
-        share = fitted(partial(explained_share, model), pixels, torch.from_numpy(codes[rows]).to(pixels))
-        return share.float().cpu().numpy()[:, None]
-
     def compute() -> Iterator[np.ndarray]:
-        parts = parts_of(len(dataset), model.at_once)
-        with inference(model.decoder):
-            yield from _shown("what z explains", dataset, in_lanes(work, parts, lanes_on(model.device)))
+        parts, work = parts_of(len(dataset), model.at_once), _explaining(model, dataset, codes)
+        with inference(model.encoder, model.decoder):
+            if has_crew():
+                elsewhere = "diti.representation.features.explained_elsewhere"
+                found = shared(elsewhere, facts_of(dataset), model.save, parts, work)
+            else:
+                found = in_lanes(work, parts, lanes_on(model.device))
+            yield from _shown("what z explains", dataset, found)
 
     return kept(f"{model_hash(model)}/{dataset.hash}/explained/{TIMES}", len(dataset), compute)[:, 0]
+
+
+def _explaining(model: DiTi, dataset: Dataset, codes: np.ndarray | None = None) -> Callable[[slice], np.ndarray]:
+    """What finds the share that z explains of some images, given all codes (N, D) or not."""
+
+    @torch.no_grad()
+    def work(rows: slice) -> np.ndarray:
+        pixels = _pixels(model.encoder, dataset, rows)
+        z = fitted(model.encoder, pixels) if codes is None else torch.from_numpy(codes[rows]).to(pixels)
+        share = fitted(partial(explained_share, model), pixels, z)
+        return share.float().cpu().numpy()[:, None]
+
+    return work
 
 
 def metric_of(model: Model, dataset: Dataset) -> Tensor:
@@ -144,21 +160,58 @@ def metric_over(model: Model, dataset: Dataset) -> Tensor:
         return regressed_metric(pairs())
 
 
-def _run(
-    encoder: Encoder, function: Callable[[Tensor], Tensor], dataset: Dataset, mirrored: bool
-) -> Iterator[np.ndarray]:
-    """What a function of an encoder says of each image, in parts."""
+def _run(encoder: Encoder, what: str, dataset: Dataset, mirrored: bool) -> Iterator[np.ndarray]:
+    """The code or the features of each image, in parts; the other processes help where there are some."""
+    if dataset.size != encoder.size:
+        log.warning("images of %d px are resized to the model's %d px", dataset.size, encoder.size)
+    device = encoder.head.weight.device
+    parts, work = (
+        parts_of(len(dataset), images_at_once(encoder.size, device)),
+        _looking(encoder, what, dataset, mirrored),
+    )
+    with inference(encoder):
+        if has_crew():
+            facts = {**facts_of(dataset), "what": what, "mirrored": mirrored}
+            found = shared("diti.representation.features.helped", facts, encoder.save, parts, work)
+        else:
+            found = in_lanes(work, parts, lanes_on(device))
+        yield from _shown("encoding", dataset, found)
 
+
+def _looking(encoder: Encoder, what: str, dataset: Dataset, mirrored: bool) -> Callable[[slice], np.ndarray]:
+    """What finds the code or the features of some images."""
+    function = encoder if what == "code" else encoder.features
+
+    @torch.no_grad()
     def work(rows: slice) -> np.ndarray:
         pixels = _pixels(encoder, dataset, rows)
         return fitted(function, pixels.flip(-1) if mirrored else pixels).cpu().numpy()
 
-    if dataset.size != encoder.size:
-        log.warning("images of %d px are resized to the model's %d px", dataset.size, encoder.size)
-    with inference(encoder):
-        device = encoder.head.weight.device
-        parts = parts_of(len(dataset), images_at_once(encoder.size, device))
-        yield from _shown("encoding", dataset, in_lanes(work, parts, lanes_on(device)))
+    return work
+
+
+def helped(facts: dict[str, Any], folder: Path) -> Callable[[slice], np.ndarray]:
+    """The same in another process, from the encoder in a folder."""
+    encoder = load_encoder(folder).to(decide())
+    return _looking(encoder, facts["what"], dataset_of(facts), facts["mirrored"])
+
+
+def explained_elsewhere(facts: dict[str, Any], folder: Path) -> Callable[[slice], np.ndarray]:
+    """What z explains in some images, in another process, from the model in a folder."""
+    return _explaining(load(folder).with_backbone(), dataset_of(facts))
+
+
+def facts_of(dataset: Dataset) -> dict[str, Any]:
+    """Where another process finds the same images."""
+    return {"path": str(dataset.path.absolute()), "hash": dataset.hash, "part": dataset.info.get("part")}
+
+
+def dataset_of(facts: dict[str, Any]) -> Dataset:
+    """The images that these facts are about; InputError where they are not here."""
+    dataset = in_part(open_data(facts["path"]), facts["part"])
+    if dataset.hash != facts["hash"]:
+        raise InputError(f"{facts['path']} holds other images than on the first machine; copy it again")
+    return dataset
 
 
 def parts_of(count: int, at_once: int) -> list[slice]:

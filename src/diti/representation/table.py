@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from diti.core.errors import InputError
 from diti.core.outputs import require_writable
 from diti.core.part import Part
 from diti.core.runs import as_path, atomic_path
-from diti.data.joined import stretch
+from diti.data.joined import in_part
 from diti.data.prepare import SKIPPED
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
@@ -65,7 +64,8 @@ def encode(
         dataset = in_part(as_dataset(images, model.size), part)
         return codes_in_metric(model, dataset) if metric else encode_dataset(model, dataset)
     if out is not None or part is not None:
-        raise InputError("out and part are about images with names, which arrays lack; give a folder or a Dataset")
+        name = "part" if out is None else "out"
+        raise InputError(f"{name} is a table with names of images, which arrays lack; give a folder or a Dataset")
     model = as_model(model, device)
     z = model.encode(images)
     return (model.in_metric(z) if metric else z).cpu().numpy()
@@ -125,20 +125,3 @@ def table_file(out: Path, part: str | None) -> Path:
     if is_table:
         raise InputError(f"--part {part} is written into a folder, a file for each; use --out features")
     return out / f"{Part.read(part).name}.parquet"
-
-
-def in_part(dataset: Dataset, text: str | None) -> Dataset:
-    """The images of a part such as 3/16; all of them without one."""
-    if text is None:
-        return dataset
-    part = Part.read(text)
-    rows = part.rows(len(dataset))
-    if rows.start == rows.stop:
-        raise InputError(f"--part {text} of {len(dataset):,} images is empty; use fewer parts")
-    table = dataset.table.slice(rows.start, rows.stop - rows.start)
-    return replace(
-        dataset,
-        images=stretch(dataset.images, rows),
-        table=table,
-        info={**dataset.info, "hash": f"{dataset.hash}/{part}"},
-    )

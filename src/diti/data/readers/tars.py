@@ -119,7 +119,7 @@ def samples(shard: Path) -> Iterator[Sample]:
     try:
         with tarfile.open(shard, "r:") as tar:
             while (member := tar.next()) is not None:
-                tar.members = []  # it would keep all of them
+                tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
                 key, ending = _named(member.name)
                 if not member.isfile() or not ending:
                     continue
