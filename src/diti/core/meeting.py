@@ -6,6 +6,7 @@ time-out, or never. Every process gives a sign of life, and ends when another ha
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ from diti.core.launch import COUNT, processes
 
 SIGN_SECONDS, SILENT_SECONDS = 1.0, 30.0  # between two signs of life; without one
 FIRST_LOOK, LAST_LOOK = 0.001, 0.25  # seconds between two looks: they grow
+FAREWELL_SECONDS = (20.0, 3.0)  # that the first process waits for the others at its end, and where it failed
 LOST = 3  # exit code of a process that was left by another
 PIECE = 4_000_000  # bytes: the store takes no more at once
 
@@ -44,6 +46,15 @@ class Meeting:
         if self.store.add(f"{key}/came", 1) == self.count:
             self.store.set(f"{key}/all", "")
         self.wait_for(f"{key}/all")
+
+    def told(self, tell: Callable[[], Any]) -> Any:
+        """What the first process finds, which goes on at once."""
+        self.met += 1
+        key = f"told/{self.met}"
+        if self.rank == 0:
+            self.send(key, json.dumps(tell()).encode())
+        self.wait_for(key)
+        return json.loads(self.take(key))
 
     def wait_for(self, key: str) -> None:
         """Until somebody has set a key."""
@@ -75,6 +86,13 @@ class Meeting:
         if not self._ended.is_set():
             self._ended.set()
             self.store.set(f"left/{self.rank}", failed)
+            if self.rank == 0:  # the store may end with it, and others may still be reading
+                self._see_others_off(FAREWELL_SECONDS[bool(failed)])
+
+    def _see_others_off(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.store.check([f"left/{rank}" for rank in range(self.count)]):
+            time.sleep(LAST_LOOK / 10)
 
     def _watch(self, store: Any) -> None:
         """Give signs, and end this process when another failed: it may be waiting where nothing wakes it."""
@@ -116,6 +134,11 @@ def meet() -> None:
     """Wait until every process has come here; nothing where there is one."""
     if processes() > 1:
         meeting().meet()
+
+
+def told_by_main(tell: Callable[[], Any]) -> Any:
+    """What the first process finds, in every process: whatever JSON can hold. The others look now and then."""
+    return tell() if processes() == 1 else meeting().told(tell)
 
 
 def leading(work: Callable[[], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from torch import Tensor
 from diti.core.crew import packed, unpacked
 from diti.core.device import carrier
 from diti.core.errors import InputError
-from diti.core.meeting import meet
+from diti.core.meeting import meet, told_by_main
 
 T = TypeVar("T")
 
@@ -63,15 +62,6 @@ def from_main(value: float) -> float:
     shared = torch.tensor(value, dtype=torch.float64, device=carrier(dist.get_backend()))
     dist.broadcast(shared, 0)
     return float(shared)
-
-
-def told_by_main(tell: Callable[[], Any]) -> Any:
-    """What the first process finds, in every process: whatever JSON can hold. The others look now and then."""
-    if place()[1] == 1:
-        return tell()
-    data = json.dumps(tell()).encode() if is_main() else b""
-    meet()
-    return json.loads(_bytes_from_main(data))
 
 
 def state_from_main(load: Callable[[], State | None]) -> State | None:

@@ -76,7 +76,7 @@ class Stage:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was measured like this; baselines that nobody asked for do no harm."""
+        """Whether it was measured like this; extra baselines do no harm."""
         key, noted = self.key, self._notes().get(self.name)
         more = [{}, {"baselines": True}, {"baselines": True, "wide_baseline": True}]
         enough = [key | {"options": key["options"] | added} for added in more]

@@ -18,7 +18,8 @@ from torch import Tensor
 from diti.core.device import frozen, on_host, sent
 from diti.core.errors import InputError
 from diti.core.lanes import in_lanes, lanes_on
-from diti.core.processes import State, is_main, place, state_from_main, told_by_main
+from diti.core.meeting import told_by_main
+from diti.core.processes import State, is_main, place, state_from_main
 from diti.core.progress import progress_bar
 from diti.core.rng import Draws
 from diti.core.state import load_state, save_state
@@ -49,7 +50,7 @@ class Pass:
     look: Look
     seed: int
     trunk: Callable[[Tensor], Tensor] | None = None  # looks at the reconstructions of the first images, too
-    shown_images: int = 0  # so many
+    shown_images: int = 0  # how many of them
 
     def new_sums(self, shown: bool = False, device: torch.device | None = None) -> Sums:
         axes, features = self.look.pixel_axes.count, len(self.look.whitening.variance)

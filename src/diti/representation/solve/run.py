@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from diti.config import SolveConfig, TrainingConfig
+from diti.core.card import Findings
 from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
 from diti.core.loop import compile_networks, make_accelerator
-from diti.core.meeting import meet
+from diti.core.meeting import meet, told_by_main
 from diti.core.outputs import require_writable
-from diti.core.processes import require_alone, told_by_main
+from diti.core.processes import require_alone
 from diti.core.runs import RunFolder, as_path, read_mapping
 from diti.core.settings import differences, from_options, load_yaml
 from diti.data.prepared import Dataset
@@ -29,7 +30,7 @@ from diti.data.sources import as_dataset, place_of
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.start_run import open_together
 from diti.representation.checks import assess_diti
-from diti.representation.finish import Findings, finish, training_statistics
+from diti.representation.finish import finish, training_statistics
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import as_backbone, backbone_name, load
 from diti.representation.models.metric import solved_metric
@@ -77,7 +78,7 @@ def solve_models(
     began = time.monotonic()
     first = next(iter(configs))
     config = max(configs.values(), key=lambda one: one.code_dim)  # what serves the longest code serves all
-    # What is there already is told further on; this is about the place, and about what is read.
+    # What is already there is checked later; this is about the place, and about what is read.
     places = {"--out": [out / "model.json" for out in configs]}
     require_writable(places, [config.data, config.backbone], overwrite=True)
     backbone = held.backbone or load_backbone(config.backbone, HOST)
@@ -129,7 +130,7 @@ def solve_models(
 
 
 def remove_states(folders: Iterable[Path]) -> None:
-    """Hundreds of MB that nobody needs once all is solved."""
+    """Remove hundreds of MB that are of no use once everything is solved."""
     for folder in folders:
         shutil.rmtree(folder / "state", ignore_errors=True)
 
