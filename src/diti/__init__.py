@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.measure.probing import probe as probe
     from diti.measure.probing import read_labels as read_labels
     from diti.reporting.build import report as report
-    from diti.representation.features import encode as encode
     from diti.representation.methods.base import EncoderObjective as EncoderObjective
     from diti.representation.methods.base import new_encoder as new_encoder
     from diti.representation.methods.method import Method as Method
@@ -45,6 +44,7 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.representation.partition import Partition as Partition
     from diti.representation.registry import register as register
     from diti.representation.solve.run import solve as solve
+    from diti.representation.table import encode as encode
     from diti.representation.train import train as train
 else:  # hidden from type checkers, which would take any name for one that __getattr__ gives
     _PUBLIC = {
@@ -65,7 +65,7 @@ else:  # hidden from type checkers, which would take any name for one that __get
         "analyze": "diti.measure.analysis",
         "baselines": "diti.measure.baselines",
         "counterfactuals": "diti.measure.counterfactuals",
-        "encode": "diti.representation.features",
+        "encode": "diti.representation.table",
         "explore": "diti.exploring.page",
         "find_axes": "diti.exploring.axes",
         "grid": "diti.core.images",

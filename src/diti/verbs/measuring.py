@@ -33,19 +33,22 @@ class Encode:
 
     model: Model  # model folder, shipped name or hub id
     images: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IMAGES")]  # whatever --data accepts
-    out: Path = Path("features.parquet")  # table to write: .parquet or .csv
+    out: Path = Path("features.parquet")  # table to write: .parquet or .csv; with --part a folder
     explained: bool = True
     """Also that share, remembered for diti search --odd: two calls of the frozen network per image, which take
     about ten times as long as encoding."""
     metric: bool = False
     """Instead of z, codes in which distances mean something: for neighbours, clusters and ridge."""
+    part: Name = None
+    """Only this part of the images, such as 3/16, for several machines; --out is then a folder, which holds a file
+    for each part and is read as one table."""
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
 
     def run(self) -> None:
-        from diti.representation.features import write_features
+        from diti.representation.table import write_features
 
-        print(write_features(**options_of(self))[1])
+        print(write_features(**options_of(self)))
 
 
 @dataclass(frozen=True, kw_only=True)
