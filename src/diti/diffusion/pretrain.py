@@ -16,6 +16,7 @@ from diti.core.device import AUTO as AUTO_DEVICE
 from diti.core.device import HOST, Device, sent
 from diti.core.images import grid, save_picture, to_uint8
 from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train
+from diti.core.meeting import meet
 from diti.core.objective import LossReport, Objective
 from diti.core.outputs import require_writable
 from diti.core.processes import require_alone
@@ -138,7 +139,7 @@ def pretrain_backbone(
     backbone.train()
     check_batch(config.training, accelerator.num_processes)
     with run.held(accelerator.is_main_process):
-        dataset = open_together(config.data if data is None else data, backbone.size, accelerator)
+        dataset = open_together(config.data if data is None else data, backbone.size)
         backbone.require_size(dataset.size)
         start_run(config, run, dataset, accelerator, {"verb": "pretrain"})
         begun()
@@ -158,6 +159,7 @@ def pretrain_backbone(
             with weights.averaged():
                 backbone.save(out)
                 write_text(out / "card.md", card(run, config))
+    meet()  # the first one writes
     accelerator.end_training()
     return out
 
