@@ -22,7 +22,7 @@ from tiny import SHAPE, tiny_backbone, tiny_model
 import diti
 from diti.cli import main
 from diti.config import EncoderConfig, TrainConfig, TrainingConfig
-from diti.core.device import decide, preferred
+from diti.core.device import decide, fitted, preferred
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.loop import make_accelerator, train, with_precision
@@ -449,6 +449,20 @@ def test_what_does_not_fit_in_memory_is_halved(made, tmp_path):
     same(expected, found, 1e-2)
     with pretend.limited(rows=0), pytest.raises(InputError, match="one image does not fit in the memory"):
         model.encode(faces)
+
+
+def test_how_much_fits_is_found_once():
+    asked = []
+
+    def work(x):
+        asked.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("too much")
+        return x + 1
+
+    for _ in range(2):
+        assert fitted(work, torch.zeros(7, 3)).tolist() == [[1.0] * 3] * 7
+    assert asked == [7, 4, 2, 2, 2, 1, 2, 2, 2, 1], "the second time it is known"
 
 
 def test_a_training_that_does_not_fit_in_memory_goes_on_in_parts(tmp_path, capsys):
