@@ -1,8 +1,8 @@
 """What solving, training, encoding and editing cost on GPUs, computed: nothing here was run on one.
 
 `python -m benchmarks cost` counts the floating-point operations of one image with torch.utils.flop_counter, on
-tensors without contents, for networks of the presets' shapes, and the bytes of weights, states and gradients. Times
-follow from an assumed speed, which is printed; of eight GPUs only the adding up of gradients takes more than that.
+tensors without contents, for networks of the presets' shapes, and the bytes of weights, states and gradients. Time
+follows from an assumed speed, which is printed; of eight GPUs only adding up gradients takes more than that.
 """
 
 from __future__ import annotations
