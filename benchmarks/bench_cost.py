@@ -110,7 +110,7 @@ def costs(counted: Counted) -> dict[str, tuple[float, float]]:
         ),
         "train, 1,000,000 images seen": (MILLION * counted.train, MILLION / BATCH),
         "encode 1,000,000 images": (MILLION * counted.encode, 0),
-        f"edit 1,000 images, {SAMPLING_STEPS} steps there and back": (
+        f"edit 1,000 images, {SAMPLING_STEPS} steps there and back; a command for each GPU": (
             1_000 * (2 * SAMPLING_STEPS * counted.decode + counted.encode), 0,
         ),
     }  # fmt: skip
@@ -130,11 +130,7 @@ def main() -> None:
             cells.append(f"{work / 1e12:,.0f}, {times}")
         print(f"| {name} | " + " | ".join(cells) + " |")
     cells = [f"{one.state / 1e9:.1f} GB, {one.activations / 1e6:,.0f} MB" for one in found]
-    print(
-        "| memory to train: weights and states, per image of a GPU's share in float32 | "
-        + " | ".join(cells)
-        + " |"
-    )
+    print("| memory to train: weights and states; for each image of a GPU's share | " + " | ".join(cells) + " |")
 
 
 def told(time: float) -> str:
