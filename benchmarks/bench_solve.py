@@ -87,7 +87,7 @@ def measure_seed(dataset: Dataset, backbone: Backbone, classifier: AttributeClas
             pixels = principal_scores(lambda rows: pixels_flat(dataset, rows), dataset, DIMS)
             record["rows"]["PCA of pixels"] = probed(pixels, dataset)
         encoder.set_head(*solution.head(evidence))
-        decoder = ShiftDecoder(backbone, DIMS, "none", linear=solution.linear_part(evidence, backbone.size))
+        decoder = ShiftDecoder(backbone, DIMS, "none", linear=solution.linear_part(evidence))
         statistics = training_statistics(encoder, dataset)
         model = DiTi(encoder, solution.partition, *statistics, "diti", decoder=decoder.eval())
         folder = OUT / f"model-{seed}-{len(record['rows'])}"

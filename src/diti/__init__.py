@@ -18,9 +18,11 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.data.sources import open_data as open_data
     from diti.diffusion.backbone import Backbone as Backbone
     from diti.diffusion.backbone import load_backbone as load_backbone
+    from diti.diffusion.clock import Clock as Clock
+    from diti.diffusion.kinds.own import backbone as backbone
     from diti.diffusion.pretrain import pretrain as pretrain
-    from diti.edit.directions import learn_direction as learn_direction
     from diti.edit.editor import Editor as Editor
+    from diti.edit.trials import learn_direction as learn_direction
     from diti.edit.variations import sample as sample
     from diti.edit.variations import vary as vary
     from diti.exploring.axes import Axis as Axis
@@ -50,6 +52,7 @@ else:  # hidden from type checkers, which would take any name for one that __get
     _PUBLIC = {
         "Axis": "diti.exploring.axes",
         "Backbone": "diti.diffusion.backbone",
+        "Clock": "diti.diffusion.clock",
         "Dataset": "diti.data.prepared",
         "DecodingModel": "diti.representation.models.decoding",
         "DiTi": "diti.representation.models.diffusion",
@@ -63,13 +66,14 @@ else:  # hidden from type checkers, which would take any name for one that __get
         "Partition": "diti.representation.partition",
         "Settings": "diti.core.settings",
         "analyze": "diti.measure.analysis",
+        "backbone": "diti.diffusion.kinds.own",
         "baselines": "diti.measure.baselines",
         "counterfactuals": "diti.measure.counterfactuals",
         "encode": "diti.representation.table",
         "explore": "diti.exploring.page",
         "find_axes": "diti.exploring.axes",
         "grid": "diti.core.images",
-        "learn_direction": "diti.edit.directions",
+        "learn_direction": "diti.edit.trials",
         "load": "diti.representation.models.loading",
         "load_backbone": "diti.diffusion.backbone",
         "new_encoder": "diti.representation.methods.base",

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.diffusion import files
-from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet, load_backbone
+from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.unet import Wrapping, assemble_unet
 
 
 def noisy(backbone: Backbone) -> tuple[Tensor, Tensor]:

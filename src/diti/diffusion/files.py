@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from diti.core.device import HOST
 from diti.core.errors import InputError, nearest
 from diti.core.runs import described, read_json
-from diti.diffusion.schedule import Schedule
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"  # models shipped with the package, a folder each
 MODEL = "-diti"  # a shipped model NAME-diti holds the backbone NAME, so that this is stored once
 WEIGHT_FILES = ("safetensors", "fp16.safetensors", "bin")  # after "diffusion_pytorch_model."
 SCHEDULER_FILE = "scheduler_config.json"
+AUTOENCODERS = ("vae", "vqvae")  # folders of a pipeline
 MOST_TIMESTEPS = 100_000
 
 log = logging.getLogger(__name__)
@@ -102,22 +102,37 @@ def locate(source: str | Path) -> Path:
     )
 
 
-def _download(hub_id: str) -> Path:
-    """Folder of a hub repository's network or model, from huggingface_hub's cache or the network."""
+def _download(hub_id: str, wanted: Sequence[str] | None = None, revision: str | None = None) -> Path:
+    """Folder of a hub repository's network or model, or more files, from huggingface_hub's cache or from there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    wanted = ["*.json", "unet/*.json", "scheduler/*.json", "*.safetensors"]
-    wanted += [f"{part}/*" for part in ("encoder", "decoder", "latent", "attributes")]  # of a whole model
-    wanted += [f"{place}diffusion_pytorch_model.{name}" for place in ("", "unet/") for name in WEIGHT_FILES]
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=wanted))
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=list(wanted or _of_backbone())))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
             f"{hub_id!r} is not a folder and could not be downloaded ({type(error).__name__}: {reason}); "
             "check the name and the connection, or download it and give the folder"
         ) from error
+
+
+def _of_backbone() -> list[str]:
+    """Patterns of the files of a network and its autoencoder, or of a whole model."""
+    wanted = ["*.json", "unet/*.json", "scheduler/*.json", "*.safetensors"]
+    wanted += [f"{part}/*" for part in ("encoder", "decoder", "latent", "attributes")]  # of a whole model
+    wanted += [f"{place}diffusion_pytorch_model.{name}" for place in ("", "unet/") for name in WEIGHT_FILES]
+    for part in ("unet", "transformer", *AUTOENCODERS):
+        wanted += [f"{part}/*.json", f"{part}/diffusion_pytorch_model-*.safetensors"]
+        wanted += [f"{part}/diffusion_pytorch_model.{name}" for name in WEIGHT_FILES]
+    return list(dict.fromkeys(wanted))
+
+
+def fetch_more(home: Path, patterns: Sequence[str]) -> None:
+    """More files of a pipeline that came from the hub; nothing where it did not."""
+    repository = next((part for part in home.parts if part.startswith("models--")), None)
+    if repository is not None and home.parent.name == "snapshots":
+        _download(repository.removeprefix("models--").replace("--", "/"), patterns, revision=home.name)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -182,6 +197,35 @@ def _current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return current
 
 
+def read_network_of(kind: Any, folder: Path) -> Any:
+    """A network of a class of diffusers, strictly every weight, in float32; its files may be several."""
+    endings = ("fp16.safetensors", "fp16.bin")
+    half = not any(folder.glob("diffusion_pytorch_model*.safetensors")) or not any(
+        path for path in folder.glob("diffusion_pytorch_model*") if not path.name.endswith(endings)
+    )
+    variant = "fp16" if half and any(folder.glob("*.fp16.*")) else None
+    with complaints_about(folder):
+        network, faults = kind.from_pretrained(folder, variant=variant, torch_dtype=None, output_loading_info=True)
+        network = network.float()
+    refuse_keys(
+        {name: [str(key) for key in faults[f"{name}_keys"]] for name in ("missing", "unexpected", "mismatched")},
+        str(folder),
+    )
+    require_finite(network.state_dict(), f"the weights of {folder}")
+    return network.eval().requires_grad_(False)
+
+
+def autoencoder_folder(home: Path) -> Path | None:
+    """Where a pipeline has its autoencoder; None where it draws pixels."""
+    return next((home / name for name in AUTOENCODERS if (home / name / "config.json").is_file()), None)
+
+
+def is_flow(home: Path) -> bool:
+    """Whether the scheduler of a pipeline follows a rectified flow, and so has no betas."""
+    path = home / "scheduler" / SCHEDULER_FILE
+    return path.is_file() and str(read_settings(path).get("_class_name", "")).startswith("FlowMatch")
+
+
 def read_scheduler(home: Path, unet_folder: Path) -> Any:
     """The scheduler of a pipeline (scheduler/), of an old one (beside the weights), else DDPM's defaults."""
     for folder in (home / "scheduler", unet_folder):
@@ -197,8 +241,6 @@ def read_scheduler(home: Path, unet_folder: Path) -> Any:
                     f"{path}: num_train_timesteps is {steps!r}; it must be from 1 to {MOST_TIMESTEPS:,}"
                 )
             with complaints_about(path):
-                scheduler = kind.from_pretrained(folder)
-                Schedule.from_scheduler(scheduler)
-                return scheduler
+                return kind.from_pretrained(folder)
     log.warning("no %s for %s: using DDPM's linear betas and epsilon prediction", SCHEDULER_FILE, unet_folder)
     return diffusers.DDPMScheduler()

@@ -25,12 +25,13 @@ from diti.core.runs import RunFolder, as_path, read_json, write_text
 from diti.core.settings import from_options
 from diti.data.prepared import Dataset, training_batches
 from diti.data.sources import place_of
-from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
+from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.generate import samples
 from diti.diffusion.memorised import save_nearest, warning
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample, training_weight
 from diti.diffusion.start_run import open_together, settled, start_run
 from diti.diffusion.suited import suited_to
+from diti.diffusion.unet import build_backbone
 from diti.diffusion.validation import fixed_batches
 from diti.presets import AUTO
 from diti.presets import preset as named_preset

@@ -1,6 +1,8 @@
-"""How far a direction may be followed: its safe range, and steps that are even in what is seen.
+"""What pictures show of a direction: how far it is followed for as much as was asked, and how far it may be.
 
-Without anybody's labels: a few training images are drawn at rising strengths and read again by the encoder, until
+A picture shows less of a step than its code says. So a few training images are drawn with it and read by all
+features of the encoder (`reader.py`), and the direction is followed that much farther: by its gain. For its safe
+range they are drawn at rising strengths and encoded again, until
 
     the reading of what was drawn rises by less than GROWTH of what it rose by at first, per unit of strength,
     the code of what was drawn lies farther out than all but a hundredth of the training images,
@@ -24,10 +26,15 @@ from diti.data.prepared import Dataset
 from diti.edit.compose import Handle, composed, handle_of
 from diti.edit.directions import Direction
 from diti.edit.invert import Inverted
+from diti.edit.places import in_place, place_for
+from diti.edit.reader import Reader
 from diti.representation.models.decoding import DecodingModel
 
 GRID = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)  # strengths tried to each side
-IMAGES, STEPS = 6, 8
+IMAGES, STEPS = 12, 8
+RANGED = 6  # of the images, for the safe range
+ASKED, ROUNDS = 2.0, 2  # strength at which the gain is found, and how often it is set right
+LEAST, MOST = 0.5, 4.0  # gain
 GROWTH = 0.3
 USUAL = 0.99  # of the training images
 CLIPPED = 0.05
@@ -62,6 +69,11 @@ class Trial:
         chosen = np.sort(numpy_generator(seed, "reach").permutation(rows)[:IMAGES])
         limit = float(np.quantile(distances(torch.from_numpy(codes[rows]), mean, std), USUAL))
         return cls(Inverted.of(model, to_float(dataset.pixels(chosen)), STEPS), limit, mean, std)
+
+    def few(self) -> Trial:
+        """The same with fewer images."""
+        start = replace(self.start, z=self.start.z[:RANGED], x_T=self.start.x_T[:RANGED])
+        return replace(self, start=start)
 
     def drawn(
         self, handle: Handle, step: np.ndarray, strength: float, unchanged: Tensor | None
@@ -119,9 +131,30 @@ def within(still: Drawn, tried: Iterable[Drawn], sign: int, limit: float) -> lis
     return found
 
 
+def with_gain(direction: Direction, trial: Trial, reader: Reader, column: int) -> Direction:
+    """The direction, followed so far that a strength of 1 is the usual difference of what the reader sees.
+
+    The response grows faster than the step. So it is found at a strength that is used, and once more from there.
+    column: of the reader, that tells this attribute.
+    """
+    model, start = trial.start.model, trial.start
+    sides = torch.where(torch.arange(len(start.z)) % 2 == 0, 1.0, -1.0)  # up and down by turns
+    shown = start.shown(start.z, start.x_T)
+    before = reader(model, shown)[:, column]
+    direction = replace(direction, gain=1.0)
+    for _ in range(ROUNDS):
+        step = torch.from_numpy(ASKED * composed([handle_of(model, direction)], [1.0])).to(start.z)
+        drawn = start.shown(start.z + sides[:, None] * step, start.x_T)
+        drawn = in_place(drawn, shown, place_for([direction]))
+        got = float((sides.numpy() * (reader(model, drawn)[:, column] - before)).mean()) / ASKED
+        gain = direction.gain / max(got, 1e-3)
+        direction = replace(direction, gain=min(max(gain, LEAST), MOST))
+    return direction
+
+
 def with_reach(direction: Direction, trial: Trial) -> Direction:
     """The direction, which now knows its safe range."""
-    return replace(direction, reach=reach_of(trial, handle_of(trial.start.model, direction)))
+    return replace(direction, reach=reach_of(trial.few(), handle_of(trial.start.model, direction)))
 
 
 def ends_of(reach: np.ndarray | None) -> tuple[float, float] | None:

@@ -28,6 +28,7 @@ from diti.edit.directions import Direction, code_space_hash
 from diti.edit.interpolate import cut_of, moved_dims
 from diti.edit.invert import Inverted
 from diti.edit.manipulate import SCALE
+from diti.edit.places import in_place, place_for
 from diti.measure.attribute_classifier import AttributeClassifier
 from diti.measure.judge import Embed
 from diti.measure.moves import Moves, likeness, strangers
@@ -260,7 +261,8 @@ class Unedited:
                 for d, s, up in zip(part, strengths[first:], rises, strict=False)
             ]
             edited = start.shown(torch.cat(codes), torch.cat([start.x_T] * len(part)), on_step)
-            yield from zip(rises, edited.split(len(self.seen)), strict=True)
+            for direction, up, drawn in zip(part, rises, edited.split(len(self.seen)), strict=True):
+                yield up, in_place(drawn, self.rebuilt, place_for([direction]))
 
 
 def strengths_of(directions: Sequence[Direction], scale: float, paper_scale: float | None = None) -> list[float]:

@@ -26,6 +26,7 @@ from diti.data.decode import decode
 from diti.data.joined import in_part
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, open_data
+from diti.diffusion.unet import UNetBackbone
 from diti.representation.kept import kept, place_of_kept, read_kept
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.explained import TIMES, explained_share
@@ -272,9 +273,12 @@ def model_hash(model: DiTi) -> str:
     """Hex digest of all that decides what a model makes of an image: networks, schedule and partition."""
     backbone = model.backbone
     schedule = [backbone.prediction_type, *backbone.schedule.betas.tolist()]
-    shape = [repr(backbone.wrapping), repr(sorted(backbone.unet.config.items()))]
+    shape, network = [backbone.digest()], model.decoder.own
+    if isinstance(backbone, UNetBackbone):  # written like this by earlier versions, too
+        config: Mapping[str, Any] = backbone.unet.config
+        shape, network = [repr(backbone.wrapping), repr(sorted(config.items()))], model.decoder
     facts = {**model.decoder.description, "partition": model.partition.to_json(), "of": [schedule, shape]}
-    return f"{encoder_hash(model.encoder)}/{_digest(facts, model.decoder)}"
+    return f"{encoder_hash(model.encoder)}/{_digest(facts, network)}"
 
 
 def _digest(description: Mapping[str, Any], network: nn.Module) -> str:

@@ -25,7 +25,6 @@ from diti.core.rng import Draws
 from diti.core.state import load_state, save_state
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import gather, q_sample
-from diti.representation.models.model import images_at_once
 from diti.representation.solve.look import Look, Walk
 from diti.representation.solve.stretches import Stretches
 from diti.representation.solve.sums import Sums
@@ -60,7 +59,7 @@ class Pass:
         """Take in the images of the walk up to position `until`; yields after every chunk."""
         rank, count = place()
         most = BATCH if on_host(walk.device) else CHUNK
-        together = min(most, images_at_once(self.look.pixel_axes.size, walk.device))
+        together = min(most, walk.at_once)
         while sums.images < until:
             stop = min(until, sums.images + CHUNK)
             alone = count == 1 and on_host(walk.device)
@@ -76,7 +75,7 @@ class Pass:
 
     def take_in(self, sums: Sums, walk: Walk, start: int, count: int) -> None:
         """The images at these positions, at one draw from each stretch: the lanes share the stretches."""
-        x, rows = walk.pixels(start, count)
+        x, rows = walk.clean(start, count)
         look = self.look.there
         phi = look.phi_of(walk, start, x, rows)
         sums.add_images(phi)
@@ -92,7 +91,7 @@ class Pass:
             with frozen(x.device):
                 u = self.backbone.x0(x_t, t).float()
             if trunk is not None:
-                sums.add_shown(stretch, look.whitening(trunk(u.clamp(-1, 1))), phi)
+                sums.add_shown(stretch, look.whitening(trunk(self.backbone.within(u))), phi)
             lost = x - u
             squares = lost.to(phi.dtype).square().flatten(1).sum(1)
             if on_host(x):  # elsewhere the sums of a chunk are looked at
@@ -105,8 +104,9 @@ class Pass:
 
     def require_finite(self, sums: Sums) -> None:
         """As below, of the mean over all images."""
+        axes = self.look.pixel_axes
         for stretch, squares in enumerate(sums.tensors["lost"] / sums.images):
-            require_finite(squares, 3 * self.look.pixel_axes.size**2, self.stretches, stretch)
+            require_finite(squares, axes.channels * axes.size**2, self.stretches, stretch)
 
 
 def require_finite(squares: Tensor, pixels: int, stretches: Stretches, stretch: int) -> None:

@@ -24,9 +24,9 @@ from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
 from diti.representation.features import kept_features
 from diti.representation.networks.encoder import Encoder, build_encoder, given_encoder
-from diti.representation.networks.pixel_axes import GRID
+from diti.representation.networks.pixel_axes import most_axes
 from diti.representation.solve.collect import Pass, collect, loaded
-from diti.representation.solve.look import LOOKED_AT, FeatureMap, Look, Walk, first_look
+from diti.representation.solve.look import LOOKED_AT, FeatureMap, Look, Shape, Walk, first_look
 from diti.representation.solve.solution import Evidence, quick_removed
 from diti.representation.solve.stretches import make_stretches
 from diti.representation.solve.sums import Sums
@@ -62,11 +62,11 @@ def gather_evidence(
     """Look, then pass over the images. state: folder to continue from. log: told how the rule went."""
     train_rows, valid_rows = split_rows(dataset, config.seed)
     images, settings, dims = len(train_rows), config.solution, config.code_dim
-    require_images(config, images, backbone.size)
+    require_images(config, images, backbone.shape)
     walk, valid_walk = _walks(config, backbone, dataset, encoder, features, (train_rows, valid_rows))
-    look = _looked(config, encoder, backbone.size, walk, images, state)
+    look = _looked(config, encoder, backbone.shape, walk, images, state)
     stretches = make_stretches(backbone.schedule, min(settings.stretches, backbone.timesteps))
-    trunk = encoder.features if settings.lost_in == "features" else None
+    trunk = encoder.features_of if settings.lost_in == "features" else None
     job = Pass(backbone, stretches, look, config.seed, trunk, shown_images=max(SHOWN, SHOWN_PER_DIM * dims))
     valid = _validation_sums(job, valid_walk, min(VALIDATION, DRAWS_OF_ONE * len(valid_rows)), state)
 
@@ -74,7 +74,7 @@ def gather_evidence(
         return quick_removed(Evidence(stretches, look, sums, valid), dims, settings.features_weight)
 
     train = collect(
-        job, walk, removed, regressors=1 + pixel_axes_count(config, images, backbone.size) + dims,
+        job, walk, removed, regressors=1 + pixel_axes_count(config, images, backbone.shape) + dims,
         images=config.images, tolerance=settings.tolerance, state=state, log=log,
     )  # fmt: skip
     return Evidence(stretches, look, train, valid)
@@ -90,12 +90,12 @@ def split_rows(dataset: Dataset, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(mixed[held_out:]), np.sort(mixed[:held_out])
 
 
-def pixel_axes_count(config: SolveConfig, images: int, size: int) -> int:
+def pixel_axes_count(config: SolveConfig, images: int, shape: Shape) -> int:
     """P: as many principal axes of the pixels as wanted, or as images and pixels allow."""
-    return max(1, min(config.solution.pixel_axes, images // PER_AXIS, 3 * min(size, GRID) ** 2))
+    return max(1, min(config.solution.pixel_axes, images // PER_AXIS, most_axes(*shape[:2])))
 
 
-def require_images(config: SolveConfig, images: int, size: int) -> None:
+def require_images(config: SolveConfig, images: int, shape: Shape) -> None:
     """InputError for fewer training images, or a shorter pass over them, than the regressions need."""
     dims = config.code_dim
     if images < PER_DIM * dims:
@@ -105,7 +105,7 @@ def require_images(config: SolveConfig, images: int, size: int) -> None:
             f"{images} training images are too few for a code of {dims} dims: {remedy}give at least "
             f"{PER_DIM * dims} training images"
         )
-    regressors = 1 + pixel_axes_count(config, images, size) + dims
+    regressors = 1 + pixel_axes_count(config, images, shape) + dims
     if config.images is not None and config.images < 2 * regressors:
         raise InputError(
             f"--images {config.images} is too short: each regression has {regressors} regressors and needs twice "
@@ -116,10 +116,10 @@ def require_images(config: SolveConfig, images: int, size: int) -> None:
 def feature_map(encoder: Encoder, given: np.ndarray | None) -> FeatureMap:
     """What is seen in images: by the encoder's frozen trunk, or rows of an array (N, F), given or kept."""
     if given is None:
-        return lambda pixels, rows: encoder.features(pixels)
+        return lambda x0, rows: encoder.features_of(x0)
 
-    def look_up(pixels: Tensor, rows: np.ndarray) -> Tensor:
-        return sent(torch.from_numpy(np.asarray(given[rows], np.float32)), pixels.device)
+    def look_up(x0: Tensor, rows: np.ndarray) -> Tensor:
+        return sent(torch.from_numpy(np.asarray(given[rows], np.float32)), x0.device)
 
     return look_up
 
@@ -154,12 +154,14 @@ def _walks(
     seen = feature_map(encoder, features)
     train, valid = Stream(rows[0], config.seed, flip=flip), Stream(rows[1], config.seed, flip=False)
     return (
-        Walk(dataset, train, seen, device, "solve-train"),
-        Walk(dataset, valid, seen, device, "solve-valid"),
+        Walk(dataset, train, seen, device, "solve-train", backbone.encode),
+        Walk(dataset, valid, seen, device, "solve-valid", backbone.encode),
     )
 
 
-def _looked(config: SolveConfig, encoder: Encoder, size: int, walk: Walk, images: int, state: Path | None) -> Look:
+def _looked(
+    config: SolveConfig, encoder: Encoder, shape: Shape, walk: Walk, images: int, state: Path | None
+) -> Look:
     """The first look at some training images, or that of a run that was stopped.
 
     With another number of threads axes may get other signs, and the sums of a state belong to its own axes.
@@ -169,13 +171,13 @@ def _looked(config: SolveConfig, encoder: Encoder, size: int, walk: Walk, images
         if (found := loaded(state and state / LOOK)) is not None:
             return found
         whitened = min(config.solution.whitened, encoder.trunk.features, images // PER_DIM)
-        pixels = pixel_axes_count(config, images, size)
-        made = first_look(walk, min(LOOKED_AT, images), size, pixels, whitened, config.code_dim, config.seed)
+        pixels = pixel_axes_count(config, images, shape)
+        made = first_look(walk, min(LOOKED_AT, images), shape, pixels, whitened, config.code_dim, config.seed)
         return made.state(), {}
 
     found = state_from_main(look)  # on other devices axes may get other signs, too
     assert found is not None
-    return Look.restored(found[0], size, walk)
+    return Look.restored(found[0], shape, walk)
 
 
 def _validation_sums(job: Pass, walk: Walk, images: int, state: Path | None) -> Sums:

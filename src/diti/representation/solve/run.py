@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +29,7 @@ from diti.core.settings import differences, from_options, load_yaml
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
 from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.diffusion.start_run import open_together
 from diti.representation.checks import assess_diti
 from diti.representation.finish import finish, training_statistics
@@ -94,7 +96,7 @@ def solve_models(
         dataset = open_together(data, backbone.size)
         backbone.require_size(dataset.size)
         for one in configs.values():
-            require_images(one, len(split_rows(dataset, one.seed)[0]), backbone.size)
+            require_images(one, len(split_rows(dataset, one.seed)[0]), backbone.shape)
         inputs = inputs_of(dataset, backbone, held.features)
         begun_now = told_by_main(lambda: [not begin(one, RunFolder(out), inputs) for out, one in configs.items()])
         todo = [out for out, new in zip(configs, begun_now, strict=True) if new]
@@ -103,6 +105,10 @@ def solve_models(
                 remove_states(configs)
             return found
         begun()
+        if main and (caution := backbone.caution()):
+            logging.getLogger(__name__).warning(caution)
+        if main and (caution := backbone.caution()):
+            logging.getLogger(__name__).warning(caution)
 
         def log(**facts: Any) -> None:
             for out in todo if main else ():
@@ -285,7 +291,8 @@ def solve(
     given = None if features is None else require_features(features, dataset)
     if out is not None:
         solve_models({Path(out): config}, held=Held(frozen, dataset, given), device=frozen.device)
-        return cast(DiTi, load(out, frozen.device))
+        again = frozen if isinstance(frozen, WatchedBackbone) else None  # others lie in the folder as they are
+        return cast(DiTi, load(out, frozen.device, backbone=again))
     validate(config, frozen, given)
     cut = cut_by_hand(config, frozen)
     return solved_model(config, solve_networks(config, frozen, dataset, features=given, partition=cut), dataset)

@@ -1,0 +1,218 @@
+"""Pipelines of diffusers: a network, an autoencoder or none, a scheduler, and what the network is told besides.
+
+Their files are copied as they are into a model folder, weights once. `backbone.json` holds `Choices`, and
+`conditions.safetensors` what the network is told of a prompt, so that no text encoder is needed any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from diti.core.device import FULL, PRECISION, has_bf16, on_host
+from diti.core.errors import InputError
+from diti.core.runs import atomic_path, sha256_file, write_json
+from diti.diffusion.backbone import DESCRIPTION
+from diti.diffusion.blocks import transformer_blocks, unet_blocks
+from diti.diffusion.clock import Clock
+from diti.diffusion.files import (
+    SCHEDULER_FILE,
+    autoencoder_folder,
+    complaints_about,
+    read_network_of,
+    read_safetensors,
+    read_scheduler,
+    read_settings,
+)
+from diti.diffusion.kinds.watched import WatchedBackbone
+from diti.diffusion.pictures import Pictures, Pixels, read_autoencoder
+
+CONDITIONS = "conditions.safetensors"
+LARGE = 500_000_000  # weights from which on a network is bfloat16 on a GPU
+WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "config.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What may be chosen about a pipeline: the content of backbone.json."""
+
+    blocks: tuple[str, ...] = ()  # whose outputs are the features; none: the kind's own
+    prompt: str = ""  # that the network is told, where it takes one
+    label: int | None = None  # the class, where it takes one; None: no class
+    size: int | None = None  # side of the pictures, px, where the network allows several; None: its own
+
+    @classmethod
+    def read(cls, path: Path) -> Choices:
+        """Of a backbone.json; those of a pipeline that has none."""
+        content = read_settings(path) if path.is_file() else {}
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(content.keys() - known):
+            raise InputError(f"{path} has unknown keys {unknown}; known are {sorted(known)}")
+        blocks = content.pop("blocks", ())
+        if not isinstance(blocks, list | tuple) or not all(isinstance(name, str) for name in blocks):
+            raise InputError(f"{path}: blocks is {blocks!r}; give a list of names of blocks")
+        for name, kind in (("prompt", str), ("label", int | None), ("size", int | None)):
+            if not isinstance(content.get(name, getattr(cls, name)), kind):
+                raise InputError(
+                    f"{path}: {name} is {content[name]!r}; give {'a text' if kind is str else 'a number'}"
+                )
+        return cls(blocks=tuple(blocks), **content)
+
+
+class PipelineBackbone(WatchedBackbone):
+    """A network of diffusers in its pipeline's folder `home`."""
+
+    network_class: ClassVar[str]
+    folders: ClassVar[tuple[str, ...]] = ("unet", "vae", "vqvae", "scheduler")
+
+    def __init__(
+        self, network: Any, clock: Clock, predicts: str, pictures: Pictures, home: Path, folder: Path,
+        choices: Choices, conditions: Mapping[str, Tensor],
+    ) -> None:  # fmt: skip
+        super().__init__(network, clock, predicts, pictures)
+        self.home, self.folder, self.choices = home, folder, choices
+        channels, side = self.own_shape(network.config, pictures.side(1), choices.size)
+        self._shape = (channels, side, side)
+        self.told_always = sorted(conditions)
+        for name, tensor in conditions.items():
+            self.register_buffer(f"told_{name}", tensor, persistent=False)
+        self._one_at_a_time = threading.Lock()
+
+    @classmethod
+    def open(cls, home: Path, folder: Path) -> Self:
+        """The pipeline whose network is in `folder`, strictly; on the CPU."""
+        import diffusers
+
+        choices = Choices.read(home / DESCRIPTION)
+        network = read_network_of(getattr(diffusers, cls.network_class), folder)
+        held = autoencoder_folder(home)
+        pictures = Pixels(int(network.config["in_channels"])) if held is None else read_autoencoder(held)
+        with complaints_about(home / "scheduler"):
+            side = cls.own_shape(network.config, pictures.side(1), choices.size)[1]
+            patches = cls.patches(network.config, side)
+            clock, predicts = Clock.of_scheduler(read_scheduler(home, folder), patches)
+        conditions = cls.conditions(home, network.config, choices)
+        return cls(network, clock, predicts, pictures, home, folder, choices, conditions)
+
+    # ---- What a kind says ----------------------------------------------------------------------------------
+
+    @classmethod
+    def own_shape(cls, config: Mapping[str, Any], factor: int, size: int | None) -> tuple[int, int]:
+        """Channels and side of x0. factor: px of a picture per cell. size: chosen side of the pictures, px."""
+        side = config["sample_size"]
+        if not isinstance(side, int) and len(set(side)) != 1:
+            raise InputError(f"the network's sample_size is {list(side)}; a backbone needs square pictures")
+        own = side if isinstance(side, int) else side[0]
+        return int(config["in_channels"]), size // factor if size else int(own)
+
+    @classmethod
+    def patches(cls, config: Mapping[str, Any], side: int) -> int:
+        """Tokens of an image of that side, by which some schedulers choose their shift."""
+        return (side // int(config.get("patch_size", 1))) ** 2
+
+    @classmethod
+    def conditions(cls, home: Path, config: Mapping[str, Any], choices: Choices) -> dict[str, Tensor]:
+        """What the network is told besides x_t and the time, each (1, ...)."""
+        return {}
+
+    @abstractmethod
+    def ask(self, x: Tensor, time: Tensor) -> Tensor: ...
+
+    def default_blocks(self, whole: bool) -> Sequence[str]:
+        """Whose outputs are the features where nothing else is chosen."""
+        if hasattr(self.network, "down_blocks"):
+            return list(unet_blocks(self.network, whole))
+        return transformer_blocks("transformer_blocks", len(self.network.transformer_blocks))
+
+    # ---- What follows --------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self._shape
+
+    def blocks(self, whole: bool = False) -> Sequence[str]:
+        return self.choices.blocks or self.default_blocks(whole)
+
+    def told(self, name: str, like: Tensor) -> Tensor:
+        """What the network is always told under that name, for a batch of x_t."""
+        held: Tensor = getattr(self, f"told_{name}")
+        held = held.to(self.network.dtype) if held.is_floating_point() else held
+        return held.expand(len(like), *held.shape[1:])
+
+    @property
+    def weights(self) -> int:
+        """Numbers in the network."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        if on_host(x) and self.network.dtype != torch.float32:  # few CPUs compute in half precision
+            with self._one_at_a_time:
+                self.network.float()
+        return super().forward(x, t)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Wherever it is moved to: a large network is bfloat16 on a GPU that has it."""
+        super()._apply(fn, recurse)
+        wide = os.environ.get(PRECISION) == FULL
+        if not on_host(self.device) and self.weights >= LARGE and has_bf16(self.device) and not wide:
+            self.network.to(torch.bfloat16)
+        return self
+
+    def files(self) -> dict[str, Path]:
+        """Place in a backbone's folder → file, of all that `save` copies."""
+        places = [self.folder, *(self.home / name for name in self.folders if (self.home / name) != self.folder)]
+        found: dict[str, Path] = {}
+        for folder in places:
+            name = self.folder_name if folder == self.folder else folder.name
+            patterns = (SCHEDULER_FILE,) if folder.name == "scheduler" else WEIGHTS
+            for pattern in patterns:
+                found |= {f"{name}/{path.name}": path for path in sorted(folder.glob(pattern))}
+        return found
+
+    @property
+    def folder_name(self) -> str:
+        """Of the network in a backbone's folder."""
+        return "unet" if self.network_class.startswith("UNet") else "transformer"
+
+    def digest(self) -> str:
+        """Hex digest of all files, and of what was chosen."""
+        found = hashlib.sha256(json.dumps(asdict(self.choices), sort_keys=True).encode())
+        for name, path in sorted(self.files().items()):
+            found.update(f"{name}\0{sha256_file(path)}\n".encode())
+        for name in self.told_always:
+            found.update(name.encode() + getattr(self, f"told_{name}").cpu().float().numpy().tobytes())
+        return found.hexdigest()
+
+    def save(self, folder: str | Path) -> None:
+        """Copy the files of the pipeline, write backbone.json and conditions.safetensors, each whole."""
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        for name, source in self.files().items():
+            if not source.is_file():
+                raise InputError(f"{source} is gone, and a model folder needs a copy of it; put it back")
+            if not (folder / name).exists() or not source.samefile(folder / name):
+                with atomic_path(folder / name) as temporary:
+                    shutil.copyfile(source, temporary)
+        if self.told_always:
+            told = {name: getattr(self, f"told_{name}").cpu().contiguous() for name in self.told_always}
+            with atomic_path(folder / CONDITIONS) as temporary:
+                save_file(told, temporary)
+        write_json(folder / DESCRIPTION, asdict(self.choices))
+
+
+def kept_conditions(home: Path) -> dict[str, Tensor]:
+    """What is kept in a folder of what its network is told; nothing where no such file is."""
+    path = home / CONDITIONS
+    return read_safetensors(path) if path.is_file() else {}
