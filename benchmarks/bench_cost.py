@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diti.config import SAMPLING_STEPS, BackboneConfig, EncoderConfig, SolveConfig
 from diti.core.device import FULL, PRECISION
-from diti.diffusion.backbone import build_backbone
+from diti.diffusion.unet import build_backbone
 from diti.representation.networks.encoder import Encoder, build_encoder
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.solve.collect import MOST_IMAGES
