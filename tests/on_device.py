@@ -44,7 +44,7 @@ SHORT = TrainingConfig(
     checkpoint_images=16,
 )  # fmt: skip
 FEW = {  # images that are looked at beside the work, and steps that draw them
-    "diffusion.validation.fixed_batches": (16, "valid"),
+    "diffusion.validation.fixed_batches": (16, "valid", None),
     "diffusion.validation.fixed_rows": (16, "valid"),
     "representation.checks.loss_curves": (16,),
     "diffusion.generate.samples": (STEPS, None),
@@ -492,7 +492,7 @@ def test_bf16_where_the_device_has_it(made, tmp_path, monkeypatch):
     """Frozen networks and trainings, but neither sums nor solutions nor, where it is unwanted, anything."""
     monkeypatch.setattr(pretend.Module, "is_bf16_supported", lambda self, including_emulation: True, raising=False)
     seen = {}
-    trunk, unet = "representation.networks.trunks.BackboneTrunk.forward", "diffusion.backbone.Backbone.forward"
+    trunk, unet = "representation.networks.trunks.BackboneTrunk.forward", "diffusion.unet.UNetBackbone.forward"
     for name in (trunk, unet):
         owner, _, attribute = f"diti.{name}".rpartition(".")
         plain_forward = getattr(pkgutil.resolve_name(owner), attribute)
