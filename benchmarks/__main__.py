@@ -8,6 +8,7 @@ import sys
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from benchmarks import (
+    bench_cost,
     bench_data,
     bench_device,
     bench_methods,
@@ -21,6 +22,7 @@ from benchmarks import (
 )
 
 BENCHMARKS = {
+    "cost": bench_cost.main,
     "data": bench_data.main,
     "device": bench_device.main,
     "training": bench_training.main,
