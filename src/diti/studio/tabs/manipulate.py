@@ -13,7 +13,7 @@ from diti.core.errors import InputError
 from diti.edit.compose import step_for
 from diti.edit.directions import Direction
 from diti.edit.invert import Inverted
-from diti.edit.places import place_for
+from diti.edit.places import touch_of
 from diti.edit.reach import FAR, ends_of
 from diti.studio import markup
 from diti.studio.parts import Desk, drawn, html, lead, picker, real, result, subset_shares, then_redraw, whole
@@ -112,7 +112,7 @@ class Manipulate:
             step = step_for(self.world.model, list(moves), list(moves.values()), keep)
             return start.z + torch.from_numpy(step).to(start.z), start.x_T
 
-        for value, line in drawn(self.world, visitor, ("image",), edit, place_for(moves)):
+        for value, line in drawn(self.world, visitor, ("image",), edit, touch_of(moves)):
             yield value, line, gr.skip()
 
     def opened(self, visitor: Visitor, *inputs: Any) -> Iterator[Any]:
