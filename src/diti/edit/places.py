@@ -3,8 +3,8 @@
 Over the training images the pixels are regressed on all labels together. Where the one that is edited explains
 more than chance would, an edit may change the picture; elsewhere it stays as it is drawn without the edit.
 
-What the regression knows and the decoder does not draw, because z forgets it, is the rest. Its light is added to the
-picture, not its colours: seen with eyes, these made teeth green.
+What the regression knows and the decoder does not draw, because z forgets it, is the rest. Its light is added to
+the picture, not its colours: seen with eyes, these made teeth green.
 Notation: N images, A labels, S side of the picture in px; B what the pixels change with the attribute, D what is
 drawn of it.
 """
