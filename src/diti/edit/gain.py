@@ -21,7 +21,7 @@ from diti.representation.models.model import Model
 
 ASKED, ASKED_BINARY = 2.0, 1.0  # strength at which it is found: as far as to the other side
 ROUNDS = 2  # how often it is set right
-LEAST, MOST = 0.5, 4.0  # gain
+LEAST, MOST = 0.5, 3.0  # gain
 
 Reads = Callable[[Model, Tensor], np.ndarray]
 """Images (N, 3, S, S) of a model → (N, A), in usual differences: a `Reader`."""
