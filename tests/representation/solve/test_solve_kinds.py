@@ -9,11 +9,15 @@ import torch
 from own_models import BESIDE, CODE
 from PIL import Image
 from pipelines import PIPELINES, SIZE
+from safetensors.torch import load_file
 
 import diti as package
+from diti.core.card import Findings
 from diti.core.images import to_float
 from diti.data.sources import open_data
+from diti.representation.solve import collect as collecting
 from diti.representation.solve import evidence
+from diti.representation.solve import run as run_module
 
 QUICK = ("latent",)
 SMALL = ("--code-dim", "12", "--subsets", "4", "--stretches", "2", "--pixel-axes", "12", "--images", "128")
@@ -117,3 +121,26 @@ def test_train_says_which_kinds_it_takes(diti_here, tmp_path):
     result = diti_here("train", "--data", DATA, "--backbone", folder, "--out", tmp_path / "t", "--images", "64")
     assert result.returncode == 2
     assert "diti train takes a UNet2DModel of RGB pixels" in result.stderr and not (tmp_path / "t").exists()
+
+
+def test_a_stopped_solution_over_latents_continues_to_the_same_model(diti_here, tmp_path, monkeypatch):
+    folder = PIPELINES["latent"](tmp_path / "pipeline")
+    monkeypatch.setattr(collecting, "SECONDS_BETWEEN_STATES", -1.0)
+    monkeypatch.setattr(collecting, "CHUNK", 64)
+    monkeypatch.setattr(run_module, "finish", lambda model, *rest: model.save(rest[2].path) or Findings())
+    assert solve(diti_here, folder, tmp_path / "whole").returncode == 0
+    real = collecting.Pass.take_in
+
+    def stopping(job, sums, walk, start, count):
+        if walk.purpose == "solve-train" and start == 64:
+            raise KeyboardInterrupt
+        real(job, sums, walk, start, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collecting.Pass, "take_in", stopping)
+        assert solve(diti_here, folder, tmp_path / "m").returncode == 130
+    assert (tmp_path / "m" / "state").is_dir() and not (tmp_path / "m" / "model.json").exists()
+    assert solve(diti_here, folder, tmp_path / "m").returncode == 0
+    for part in ("encoder", "decoder"):
+        whole, again = (load_file(tmp_path / run / part / "model.safetensors") for run in ("whole", "m"))
+        assert all(torch.equal(whole[name], again[name]) for name in whole)
