@@ -182,7 +182,9 @@ class PipelineBackbone(WatchedBackbone):
         self._full = False
         if not on_host(self.device):
             large = self.weights >= LARGE and os.environ.get(PRECISION) != FULL
-            self.network.to(torch.bfloat16 if large and has_bf16(self.device) else torch.float32)
+            kind = torch.bfloat16 if large and has_bf16(self.device) else torch.float32
+            if self.network.dtype != kind:
+                self.network.to(kind)
         return self
 
     def files(self) -> dict[str, Path]:
