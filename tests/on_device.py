@@ -23,7 +23,7 @@ from tiny import SHAPE, tiny_backbone, tiny_model
 import diti
 from diti.cli import main
 from diti.config import EncoderConfig, TrainConfig, TrainingConfig
-from diti.core.device import decide, preferred
+from diti.core.device import decide, fitted, preferred
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.loop import make_accelerator, train, with_precision
@@ -46,7 +46,7 @@ SHORT = TrainingConfig(
     checkpoint_images=16,
 )  # fmt: skip
 FEW = {  # images that are looked at beside the work, and steps that draw them
-    "diffusion.validation.fixed_batches": (16, "valid"),
+    "diffusion.validation.fixed_batches": (16, "valid", None),
     "diffusion.validation.fixed_rows": (16, "valid"),
     "representation.checks.loss_curves": (16,),
     "diffusion.generate.samples": (STEPS, None),
@@ -468,6 +468,20 @@ def test_what_does_not_fit_in_memory_is_halved(made, tmp_path):
         model.encode(faces)
 
 
+def test_how_much_fits_is_found_once():
+    asked = []
+
+    def work(x):
+        asked.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("too much")
+        return x + 1
+
+    for _ in range(2):
+        assert fitted(work, torch.zeros(7, 3)).tolist() == [[1.0] * 3] * 7
+    assert asked == [7, 4, 2, 2, 2, 1, 2, 2, 2, 1], "the second time it is known"
+
+
 def test_a_training_that_does_not_fit_in_memory_goes_on_in_parts(tmp_path, capsys):
     def weight_after(rows, out):
         objective = Falling()
@@ -495,7 +509,7 @@ def test_bf16_where_the_device_has_it(made, tmp_path, monkeypatch):
     """Frozen networks and trainings, but neither sums nor solutions nor, where it is unwanted, anything."""
     monkeypatch.setattr(pretend.Module, "is_bf16_supported", lambda self, including_emulation: True, raising=False)
     seen = {}
-    trunk, unet = "representation.networks.trunks.BackboneTrunk.forward", "diffusion.backbone.Backbone.forward"
+    trunk, unet = "representation.networks.trunks.BackboneTrunk.forward", "diffusion.unet.UNetBackbone.forward"
     for name in (trunk, unet):
         owner, _, attribute = f"diti.{name}".rpartition(".")
         plain_forward = getattr(pkgutil.resolve_name(owner), attribute)

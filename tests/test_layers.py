@@ -77,6 +77,7 @@ def is_module(name: str) -> bool:
 
 DISTRIBUTIONS = {  # whose name is not the module's
     "PIL": "pillow",
+    "faiss": "faiss-cpu",
     "huggingface_hub": "huggingface-hub",
     "pillow_heif": "pillow-heif",
     "skimage": "scikit-image",

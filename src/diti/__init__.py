@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.diffusion.clock import Clock as Clock
     from diti.diffusion.kinds.own import backbone as backbone
     from diti.diffusion.pretrain import pretrain as pretrain
+    from diti.edit.direction_files import kept_direction as kept_direction
     from diti.edit.editor import Editor as Editor
     from diti.edit.trials import learn_direction as learn_direction
     from diti.edit.variations import sample as sample
@@ -73,6 +74,7 @@ else:  # hidden from type checkers, which would take any name for one that __get
         "explore": "diti.exploring.page",
         "find_axes": "diti.exploring.axes",
         "grid": "diti.core.images",
+        "kept_direction": "diti.edit.direction_files",
         "learn_direction": "diti.edit.trials",
         "load": "diti.representation.models.loading",
         "load_backbone": "diti.diffusion.backbone",

@@ -76,6 +76,13 @@ def test_any_prepared_folders_of_one_size(tmp_path):
         diti.open_data(tmp_path / "both")
 
 
+def test_parts_of_what_is_no_files(tmp_path):
+    whole = diti.open_data("toyfaces:9", 16)
+    for number in (1, 2):
+        diti.prepare("toyfaces:9", tmp_path / "parts", 16, part=f"{number}/2", workers=1)
+    assert np.array_equal(diti.open_data(tmp_path / "parts").images[:], whole.images)
+
+
 def test_what_does_not_belong_together(parts, image_files, tmp_path):
     few = tmp_path / "few"
     diti.prepare(image_files, few, 16, part="2/3", workers=1)

@@ -18,8 +18,9 @@ from diti.data.sources import find_source
 from diti.edit.compose import push
 from diti.edit.direction_files import direction_path, load_direction
 from diti.edit.directions import Direction, code_space_hash, fit_direction, label_weights
-from diti.edit.places import SLIGHT, allowed, blurred, in_place, place_for, place_of
-from diti.edit.reach import ASKED, MOST, Trial, with_gain
+from diti.edit.gain import ASKED, MOST, with_gain
+from diti.edit.places import SLIGHT, allowed, blurred, in_pictures, rest_of, touch_of, touched
+from diti.edit.reach import Trial, sides_of
 from diti.edit.reader import PENALTIES, fit_reader, reader_of, ridge_chosen
 from diti.edit.trials import Trials, learn_direction
 
@@ -108,7 +109,8 @@ def test_each_attribute_has_its_own_place():
     pixels[:, 10:14, 9:13] += 20 * both[:, 1, None, None, None]
     columns = {"file": [str(i) for i in range(400)], "split": ["train"] * 400, "a": both[:, 0], "b": both[:, 1]}
     data = Dataset(Path("x"), pixels.clip(0, 255).astype(np.uint8), pa.table(columns), {"name": "x", "hash": "x"})
-    a, b = place_of(data, "a"), place_of(data, "b")
+    (change, a), (_, b) = in_pictures(data, "a"), in_pictures(data, "b")
+    assert 0.1 < change[:, 3:5, 3:5].mean() < 0.2 and abs(change[:, 11:13, 10:12]).mean() < 0.03
     assert a[3:5, 3:5].min() > 0.9 and a[10:14, 9:13].max() < 0.3 and a.max() <= 1
     assert b[11:13, 10:12].min() > 0.9 and b[2:6, 2:6].max() < 0.3
     even = allowed(np.full((8, 8), 3.0))
@@ -124,13 +126,33 @@ def test_pictures_change_in_their_place_alone(model):
     place[2:5] = 1
     direction = a_direction(model, place=place)
     other = replace(direction, place=np.roll(place, 8, axis=0))
-    assert place_for([direction, "a00"]) is None and place_for([]) is None, "an axis may change everything"
-    both = place_for([direction, other])
-    np.testing.assert_array_equal(both, np.maximum(place, np.roll(place, 8, axis=0)))
+    assert touch_of({direction: 1.0, "a00": 1.0}) is None and touch_of({}) is None, "an axis may change everything"
+    both = touch_of({direction: 1.0, other: -1.0})
+    np.testing.assert_array_equal(both.place, np.maximum(place, np.roll(place, 8, axis=0)))
     edited, unedited = torch.full((2, 3, SIDE, SIDE), 3.0), torch.zeros(2, 3, SIDE, SIDE)
-    mixed = in_place(edited, unedited, both)
-    torch.testing.assert_close(mixed, both.expand_as(mixed)), "inside as edited, within what can be shown"
-    assert in_place(edited, unedited, None) is edited
+    mixed = touched(edited, unedited, both)
+    torch.testing.assert_close(mixed, both.place.expand_as(mixed)), "inside as edited, within what can be shown"
+    assert touched(edited, unedited, None) is edited
+    rest = np.zeros((1, SIDE, SIDE), np.float32)
+    rest[0, 0, 0] = 0.2
+    more = touch_of({replace(direction, rest=rest): 2.0, "a00": 1.0})
+    assert more.place is None and more.rest[0, 0, 0] == pytest.approx(0.4)
+    added = touched(0 * edited, unedited, more, torch.tensor([1.0, -1.0])[:, None, None, None])
+    assert added[0, 0, 0, 0] == pytest.approx(0.4) and added[1].sum() == pytest.approx(-1.2), "in all colours"
+
+
+def test_the_rest_is_what_the_regression_knows_and_nobody_draws():
+    """The light of what least squares leaves, and none where all of it is drawn; in its place alone."""
+    rng = numpy_generator(5, "rest")
+    b, unknown = rng.standard_normal((2, 3, SIDE, SIDE))
+    everywhere = np.ones((SIDE, SIDE))
+    np.testing.assert_allclose(rest_of(b, 0.7 * b, everywhere), 0, atol=1e-6)
+    drawn = b + unknown
+    rest = rest_of(b, drawn, everywhere)
+    slow = np.linalg.lstsq(b.reshape(-1, 1), drawn.reshape(-1), rcond=None)[0][0]
+    np.testing.assert_allclose(rest[0], (slow * b - drawn).mean(0), atol=1e-5)
+    half = np.tri(SIDE)
+    np.testing.assert_allclose(rest_of(b, drawn, half), half * rest, atol=1e-5)
 
 
 def test_an_edit_of_a_model_stays_in_its_place(model, faces):
@@ -178,17 +200,24 @@ def test_the_gain_makes_up_for_what_pictures_do_not_show(model, response):
     direction = a_direction(model)
     rng = torch.Generator().manual_seed(0)
     z, noise = torch.randn(6, model.dims, generator=rng), torch.randn(6, 1, generator=rng)
+    sides = torch.tensor([1.0, 1, -1, 1, -1, -1])
     painter = Painter(model, z, noise, torch.from_numpy(direction.reading), response)
-    trial = Trial(painter, 9.0, torch.zeros(model.dims), torch.ones(model.dims))
+    trial = Trial(painter, np.arange(6), 9.0, torch.zeros(model.dims), torch.ones(model.dims))
 
     def reader(_, images):
         return 100 * images.mean((1, 2, 3)).double().numpy()[:, None]
 
-    found = with_gain(direction, trial, reader, 0)
+    found = with_gain(direction, trial, reader, 0, sides, np.zeros((3, SIDE, SIDE)))
     assert found.gain == pytest.approx(min(1 / response, MOST), rel=1e-3)
     before, after = (painter.shown(push(z, found, s), noise) for s in (0.0, ASKED))
     shown = float((reader(None, after) - reader(None, before)).mean())
     assert shown == pytest.approx(ASKED * min(1, MOST * response), rel=1e-3)
+
+
+def test_images_are_pushed_to_where_they_are_not():
+    """What has a hat cannot be given one: up where it is missing or below the mean, else down."""
+    assert sides_of(np.array([0, 1, 0, np.nan]), binary=True).tolist() == [1, -1, 1, 1]
+    assert sides_of(np.array([3.0, 9, 5, np.nan]), binary=False).tolist() == [1, -1, 1, 1]
 
 
 def test_a_learned_direction_is_tried_and_kept(model, data, monkeypatch, tmp_path):
@@ -201,6 +230,8 @@ def test_a_learned_direction_is_tried_and_kept(model, data, monkeypatch, tmp_pat
     kept = load_direction(direction_path(tmp_path, "brightness"))
     np.testing.assert_array_equal(kept.reach, again.reach)
     np.testing.assert_array_equal(kept.place, again.place)
+    np.testing.assert_array_equal(kept.rest, again.rest)
+    assert kept.rest.shape == (1, SIDE, SIDE) and kept.following("pattern").rest is None
     assert kept.following("pattern").gain == 1 and kept.following("pattern").reach is None
     public = learn_direction(model, data, "brightness")
     assert public.gain == pytest.approx(first.gain) and public.reach is not None

@@ -320,6 +320,16 @@ def test_many_codes_stay_on_the_disk(model, few, tmp_path, monkeypatch):
         assert_allclose(codes, whole, atol=1e-6)
 
 
+def test_a_compiled_encoder_finds_the_same(model, tmp_path, monkeypatch):
+    """Traced by torch's compiler, and run as it is: making code for this machine takes tens of seconds."""
+    monkeypatch.setattr("diti.core.loop.COMPILER", "eager")
+    plain = encode(model, "toyfaces:5", tmp_path / "plain.csv", explained=False)
+    monkeypatch.setenv("DITI_CACHE", str(tmp_path / "another"))
+    compiled = encode(model, "toyfaces:5", tmp_path / "compiled.csv", explained=False, compile=True)
+    assert model.encoder.trunk._compiled_call_impl is not None
+    assert_allclose(compiled, plain, atol=1e-6)
+
+
 def test_parts_are_one_table(model, tmp_path):
     whole, parts = tmp_path / "whole.parquet", tmp_path / "parts"
     codes = encode(model, "toyfaces:5", whole, explained=False)

@@ -186,6 +186,7 @@ def settle(
     standing.good(line, between=not due)
     if due:
         standing.save()
+        meet()
 
 
 def how_to_end(config: TrainingConfig, images: int) -> str:

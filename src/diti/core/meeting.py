@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from diti.core.launch import COUNT, processes
+from diti.core.launch import COUNT, LOCAL_RANK, RANK, processes
 
 SIGN_SECONDS, SILENT_SECONDS = 1.0, 30.0  # between two signs of life; without one
 FIRST_LOOK, LAST_LOOK = 0.001, 0.25  # seconds between two looks: they grow
@@ -157,4 +157,5 @@ def leading(work: Callable[[], None]) -> None:
 
 def alone() -> None:
     """From here on this process computes by itself, and so do those that it starts."""
-    os.environ.pop(COUNT, None)
+    for name in (RANK, COUNT, LOCAL_RANK):
+        os.environ.pop(name, None)

@@ -19,6 +19,7 @@ from diti.core.errors import InputError
 from diti.core.part import Part
 from diti.data.attributes import SPLITS, attribute_kinds
 from diti.data.prepared import Dataset, Pixels, is_dataset, open_dataset
+from diti.data.source import Source, stretch_of
 
 
 class Joined:
@@ -77,6 +78,21 @@ def in_part(dataset: Dataset, text: str | None) -> Dataset:
     info = {**dataset.info, "hash": f"{dataset.hash}/{part}", "part": str(part)}
     table = dataset.table.slice(rows.start, rows.stop - rows.start)
     return replace(dataset, images=_stretch(dataset.images, rows), table=table, info=info)
+
+
+def part_of(source: Source, out: Path, part: Part) -> tuple[Source, Path]:
+    """The part of a source, and its folder in `out`, which holds parts alone."""
+    held = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith(".")) if out.is_dir() else []
+    if foreign := [name for name in held if Part.of_name(name) is None]:
+        raise InputError(
+            f"--out {out} holds other files ({', '.join(foreign[:2])}); choose a folder for parts alone"
+        )
+    if other := [found for name in held if (found := Part.of_name(name)) and found.of != part.of]:
+        raise InputError(f"--out {out} holds parts of {other[0].of}; use --part {part.number}/{other[0].of}")
+    rows = part.rows(source.table.num_rows)
+    if rows.start == rows.stop:
+        raise InputError(f"--part {part} of {source.table.num_rows:,} images is empty; use fewer parts")
+    return stretch_of(source, rows), out / part.name
 
 
 def part_folders(path: Path) -> list[Path]:

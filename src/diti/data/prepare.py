@@ -40,9 +40,10 @@ from diti.core.runs import as_path, atomic_path, read_json, write_json, write_te
 from diti.data.attributes import SPLITS, attribute_kinds
 from diti.data.contents import IMAGES, TABLE, entries_of, read_contents
 from diti.data.decode import CROPS, Unreadable, check_crop, decode, picture_size
+from diti.data.joined import part_of
 from diti.data.parts import DONE, PIXELS, allocate, copy_readable, mark, open_parts, unfinished
 from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
-from diti.data.source import Read, ReadFiles, ReadOptions, Source, stretch_of
+from diti.data.source import Read, ReadFiles, ReadOptions, Source
 from diti.data.split import with_split
 
 PLAN, SKIPPED = "plan.json", "skipped.csv"
@@ -95,7 +96,7 @@ def prepare(
     crop = crop or source.crop
     check_crop(crop)
     if part is not None:
-        source, out = _in_part(source, out, Part.read(part))
+        source, out = part_of(source, out, Part.read(part))
     size = find_size(source, crop) if size is None else size
     if not 0 <= workers <= MOST_WORKERS:
         raise InputError(f"--workers {workers} is out of range; use 1 to {MOST_WORKERS}, or 0 for one per core")
@@ -113,22 +114,6 @@ def prepare(
                 _write(source, out, plan, workers, f"{remedy}, or a smaller --size")
             _tidy(out)
     return open_dataset(out)
-
-
-def _in_part(source: Source, out: Path, part: Part) -> tuple[Source, Path]:
-    """The part of a source, and its folder in `out`, which holds parts alone."""
-    held = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith(".")) if out.is_dir() else []
-    if foreign := [name for name in held if Part.of_name(name) is None]:
-        raise InputError(
-            f"--out {out} holds other files ({', '.join(foreign[:2])}); choose a folder for parts alone"
-        )
-    if other := [found for name in held if (found := Part.of_name(name)) and found.of != part.of]:
-        raise InputError(f"--out {out} holds parts of {other[0].of}; use --part {part.number}/{other[0].of}")
-    rows = part.rows(source.table.num_rows)
-    if rows.start == rows.stop:
-        raise InputError(f"--part {part} of {source.table.num_rows:,} images is empty; use fewer parts")
-    # Splits by hash are those of the whole, unless there is hardly anything.
-    return stretch_of(source, rows), out / part.name
 
 
 def prepare_cached(source: Source, folder: Path, size: int) -> Dataset:

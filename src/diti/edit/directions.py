@@ -56,7 +56,8 @@ class Direction:
     response: np.ndarray | None = None  # float64 (D,) Σ reading: how standardised codes vary with it
     reach: np.ndarray | None = None  # float64 (S, 2) strengths within the safe range, see `reach.py`
     gain: float = 1.0  # how much farther the code goes for a picture to show as much, see `reach.py`
-    place: np.ndarray | None = None  # float32 (H, W) where in a picture it may change something, see `places.py`
+    place: np.ndarray | None = None  # float16 (H, W) where in a picture it may change something, see `places.py`
+    rest: np.ndarray | None = None  # float16 (1, H, W) light that is added to a picture for a strength of 1
 
     @property
     def heading(self) -> np.ndarray:
@@ -89,7 +90,7 @@ class Direction:
                 f"the direction of {self.attribute!r} was learned without labels of other attributes; "
                 "follow its pattern (--along pattern), or learn it from data with attributes"
             )
-        return self if along == self.along else replace(self, along=along, gain=1.0, reach=None)
+        return self if along == self.along else replace(self, along=along, gain=1.0, reach=None, rest=None)
 
     def scores(self, z: np.ndarray) -> np.ndarray:
         """Classifier scores (N,) of raw codes (N, D); positive means the attribute."""

@@ -17,7 +17,7 @@ from diti.diffusion.generate import SAMPLING_STEPS
 from diti.edit.compose import What, step_for
 from diti.edit.interpolate import check_scales
 from diti.edit.invert import Inverted
-from diti.edit.places import in_place, place_for
+from diti.edit.places import touch_of, touched
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.inputs import Images, as_batch
 
@@ -88,10 +88,10 @@ class Editor:
         codes = torch.stack([self.moved(moves, keep=keep) for moves in variants])  # (M, N, D)
         noise = self._start.x_T.expand(len(codes), *self._start.x_T.shape)
         drawn = self._start.shown(codes.flatten(0, 1), noise.flatten(0, 1)).unflatten(0, codes.shape[:2])
-        places = [place_for(moves) if local else None for moves in variants]
-        if all(place is None for place in places):
+        touches = [touch_of(moves) if local else None for moves in variants]
+        if not any(touches):
             return drawn
-        return torch.stack([in_place(d, self.rebuilt, place) for d, place in zip(drawn, places, strict=True)])
+        return torch.stack([touched(d, self.rebuilt, touch) for d, touch in zip(drawn, touches, strict=True)])
 
     def strip(self, what: What, places: Sequence[float] = PLACES, *, keep: Sequence[What] = ()) -> Tensor:
         """(M, N, 3, H, W): one thing at several places, counted from where each image is."""

@@ -19,7 +19,7 @@ from diti.edit.compose import What, step_for, strength_at
 from diti.edit.directions import Direction
 from diti.edit.interpolate import check_scales
 from diti.edit.invert import Inverted
-from diti.edit.places import in_place, place_for
+from diti.edit.places import touch_of, touched
 from diti.edit.reach import beyond
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.diffusion import DiTi
@@ -114,8 +114,8 @@ def manipulate_each(
     codes = torch.cat([z[None], z + steps.to(z)[:, None]])  # (1 + S, N, D), unchanged z first
     noises = start.x_T.expand(len(codes), *start.x_T.shape)
     decoded = start.decode(codes.flatten(0, 1), noises.flatten(0, 1), on_step).unflatten(0, codes.shape[:2])
-    places = [place_for(variant) if local else None for variant in variants]
-    edited = torch.stack([in_place(d, decoded[0], place) for d, place in zip(decoded[1:], places, strict=True)])
+    touches = [touch_of(variant) if local else None for variant in variants]
+    edited = torch.stack([touched(d, decoded[0], touch) for d, touch in zip(decoded[1:], touches, strict=True)])
     return Manipulation(edited, tuple(float(i) for i in range(len(variants))), codes[1:], pixels, decoded[0])
 
 

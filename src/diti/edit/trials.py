@@ -1,7 +1,7 @@
 """Directions that were tried out: learned from labels, then drawn on a few images, and kept with what was seen.
 
 What is found so: where in a picture the attribute lives (`places.py`), how far the code goes for as much as was
-asked (`reach.py: with_gain`), and how far it may go (`with_reach`). Sparse ones, the paper's, stay as learned.
+asked (`gain.py`), and how far it may go (`reach.py`). Sparse ones, the paper's, stay as learned.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from diti.data.sources import as_dataset
 from diti.diffusion.files import may_keep
 from diti.edit.direction_files import find_or_learn_direction, save_direction
 from diti.edit.directions import Direction, fit_direction
-from diti.edit.places import place_of
-from diti.edit.reach import Trial, with_gain, with_reach
+from diti.edit.gain import with_gain
+from diti.edit.places import in_pictures
+from diti.edit.reach import Trial, sides_of, with_reach
 from diti.edit.reader import Reader, reader_of
 from diti.representation.features import encode_dataset
 from diti.representation.models.decoding import DecodingModel
@@ -84,11 +85,17 @@ class Trials:
 
     def tried(self, direction: Direction, *, ranged: bool) -> Direction:
         """The direction with what it lacks. ranged: its safe range, too, which takes longest."""
-        if direction.place is None and is_whole(direction):
-            direction = replace(direction, place=place_of(self.dataset, direction.attribute))
-            column = self.dataset.attributes.index(direction.attribute)
-            direction = with_gain(direction, self.trial, self.reader, column)
-        return with_reach(direction, self.trial) if ranged and direction.reach is None else direction
+        untried = direction.place is None and is_whole(direction)
+        if not untried and not (ranged and direction.reach is None):
+            return direction
+        name = direction.attribute
+        sides = sides_of(self.dataset.labels([name])[self.trial.rows, 0], self.dataset.is_binary(name))
+        if untried:
+            coefficient, place = in_pictures(self.dataset, name)
+            column = self.dataset.attributes.index(name)
+            direction = replace(direction, place=place)
+            direction = with_gain(direction, self.trial, self.reader, column, sides, coefficient)
+        return with_reach(direction, self.trial, sides) if ranged and direction.reach is None else direction
 
     def direction(
         self,

@@ -5,7 +5,6 @@ Notation: N images, D dims of z.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from diti.data.decode import decode
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
 from diti.edit.directions import standardise
-from diti.representation.features import encode_dataset, explained_by_z, metric_of
+from diti.exploring.index import Place, closest, open_index
+from diti.representation.features import encode_dataset, encoder_hash, explained_by_z, metric_of
 from diti.representation.found_axes import axes_of, find_key
 from diti.representation.models.axis_names import (
     Key,
@@ -50,9 +50,6 @@ SPARE = 32  # images beyond those wanted whose distances are computed exactly
 DISTANCE = "distance to the image searched for, by the metric of the code"
 FARTHEST = "mean square of the code's dims, in standard deviations: farthest first"
 EXPLAINED = "share of the image that z explains: least first"
-
-
-Place = Callable[[np.ndarray], np.ndarray]  # codes (B, D) → places (B, d) between which distances are taken
 
 
 def as_they_are(codes: np.ndarray) -> np.ndarray:
@@ -179,6 +176,7 @@ def search(
     axis: str = "",
     count: int | None = None,
     odd: int | None = None,
+    index: bool = False,
     out: str | Path = "found.png",
     overwrite: bool = False,
     device: Device = AUTO,
@@ -186,7 +184,8 @@ def search(
     """Find the images nearest to one, or the odd ones, as `diti search` does: a sheet and a JSON beside it.
 
     subset: where to be near. axis: be near on these axes alone, a07 or by name. count: images to find, by default
-    24. odd: find so many odd images instead. device: where to compute, such as "cuda:1".
+    24. odd: find so many odd images instead. index: search millions through an index, made once; needs the extra
+    of that name. device: where to compute, such as "cuda:1".
 
         diti.search("runs/model", "a.png", data="data/mine", subset="coarse").files
     """
@@ -210,8 +209,9 @@ def search(
     part = f"on {axes} axes and {len(keys) - axes} dims" if axes else f"in {len(keys)} of {model.dims} dims"
     part = f"{part} ({subset})"
     if image is not None:
-        found = _nearest_images(model, dataset, codes, keys, model.encode(given[0]).cpu().numpy(), number)
-        told = f"the nearest images {part} of {len(dataset):,}"
+        z = model.encode(given[0]).cpu().numpy()
+        found = _nearest_images(model, dataset, codes, keys, z, number, index)
+        told = f"the nearest images {part} of {len(dataset):,}{''.join(found.told)}"
     else:
         shares = explained_by_z(model, dataset) if len(keys) == model.dims and not axes else None
         found = (
@@ -240,7 +240,7 @@ def _number(image: Picture | None, count: int | None, odd: int | None) -> int:
 
 
 def _nearest_images(
-    model: Model, dataset: Dataset, codes: np.ndarray, keys: list[Key], z: np.ndarray, count: int
+    model: Model, dataset: Dataset, codes: np.ndarray, keys: list[Key], z: np.ndarray, count: int, by_index: bool
 ) -> Found:
     """The images with codes (N, D) nearest to a code z (1, D), on these axes and dims."""
     standard = place = placing(model, keys, codes)
@@ -250,7 +250,11 @@ def _nearest_images(
         def place(part: np.ndarray) -> np.ndarray:
             return standard(part) @ root
 
-    return nearest(codes, place(z)[0], count, place)
+    if not by_index:
+        return nearest(codes, place(z)[0], count, place)
+    index = open_index(codes, place, f"{encoder_hash(model.encoder)}/{dataset.hash}")
+    rows, distances = closest(index, codes, place(z)[0], count, place)
+    return Found(rows, distances, DISTANCE, told=(f", {index.recall:.0%} of them by an index",))
 
 
 def _why_odd(found: Found, shares: np.ndarray | None, part: str) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diti.core.ahead import Ahead
 from diti.core.crew import has_crew, shared
-from diti.core.device import decide, fitted, sent
+from diti.core.device import decide, fitted, on_host, pinned, sent
 from diti.core.errors import InputError
 from diti.core.lanes import in_lanes, lanes_on
 from diti.core.progress import progress_bar
@@ -174,21 +176,42 @@ def _run(encoder: Encoder, what: str, dataset: Dataset, mirrored: bool) -> Itera
         if has_crew():
             facts = {**facts_of(dataset), "what": what, "mirrored": mirrored}
             found = shared("diti.representation.features.helped", facts, encoder.save, parts, work)
-        else:
+        elif on_host(device):
             found = in_lanes(work, parts, lanes_on(device))
+        else:
+            found = _read_ahead(encoder, what, dataset, mirrored, parts)
         yield from _shown("encoding", dataset, found)
+
+
+def _read_ahead(
+    encoder: Encoder, what: str, dataset: Dataset, mirrored: bool, parts: list[slice]
+) -> Iterator[np.ndarray]:
+    """The same, while the next images are read: a device would wait for them."""
+    device = encoder.head.weight.device
+    see = _seeing(encoder, what, mirrored)
+    finish = partial(pinned, device=device)
+    with closing(
+        Ahead(lambda start, count: _read(encoder, dataset, slice(start, start + count)), finish)
+    ) as ahead:
+        for rows in parts:
+            yield see(sent(ahead(rows.start, rows.stop - rows.start, rows.stop), device))
+
+
+def _seeing(encoder: Encoder, what: str, mirrored: bool) -> Callable[[Tensor], np.ndarray]:
+    """What finds the code or the features of pixels on the encoder's device."""
+    function = encoder if what == "code" else encoder.features
+
+    @torch.no_grad()
+    def see(pixels: Tensor) -> np.ndarray:
+        return fitted(function, pixels.flip(-1) if mirrored else pixels).cpu().numpy()
+
+    return see
 
 
 def _looking(encoder: Encoder, what: str, dataset: Dataset, mirrored: bool) -> Callable[[slice], np.ndarray]:
     """What finds the code or the features of some images."""
-    function = encoder if what == "code" else encoder.features
-
-    @torch.no_grad()
-    def work(rows: slice) -> np.ndarray:
-        pixels = _pixels(encoder, dataset, rows)
-        return fitted(function, pixels.flip(-1) if mirrored else pixels).cpu().numpy()
-
-    return work
+    see = _seeing(encoder, what, mirrored)
+    return lambda rows: see(_pixels(encoder, dataset, rows))
 
 
 def helped(facts: dict[str, Any], folder: Path) -> Callable[[slice], np.ndarray]:
@@ -222,10 +245,15 @@ def parts_of(count: int, at_once: int) -> list[slice]:
 
 def _pixels(encoder: Encoder, dataset: Dataset, rows: slice | np.ndarray) -> Tensor:
     """(B, 3, H, W) of the encoder's size, on its device."""
+    return sent(_read(encoder, dataset, rows), encoder.head.weight.device)
+
+
+def _read(encoder: Encoder, dataset: Dataset, rows: slice | np.ndarray) -> Tensor:
+    """The same on the CPU."""
     images = np.asarray(dataset.images[rows])
     if dataset.size != encoder.size:
         images = np.stack([decode(image, encoder.size, "centre") for image in images])
-    return sent(as_batch(images, encoder.size), encoder.head.weight.device)
+    return as_batch(images, encoder.size)
 
 
 def _shown(label: str, dataset: Dataset, parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:

@@ -11,6 +11,7 @@ import pyarrow.parquet
 
 from diti.core.device import AUTO, Device
 from diti.core.errors import InputError
+from diti.core.loop import compile_networks
 from diti.core.outputs import require_writable
 from diti.core.part import Part
 from diti.core.runs import as_path, atomic_path
@@ -42,6 +43,7 @@ def encode(
     explained: bool = True,
     metric: bool = False,
     part: str | None = None,
+    compile: bool = False,
     overwrite: bool = False,
     device: Device = AUTO,
 ) -> np.ndarray:
@@ -51,14 +53,14 @@ def encode(
     takes them. out: table to write, .parquet or .csv, of images that have names. explained: also the share of each
     image that z explains, in that table, where the model can tell. metric: instead of z, codes in which distances
     mean something, see `Model.in_metric`. part: such as 3/16, of the images; out is then a folder, for a file per
-    part. device: where to compute, such as "cuda:1"; by default where a given model is, else a GPU where torch
-    finds one. Many codes come as a memory map.
+    part. compile: let torch compile the encoder for the table. device: where to compute, such as "cuda:1"; by
+    default where a given model is, else a GPU where torch finds one. Many codes come as a memory map.
 
         z = diti.encode("runs/model", "photos", "features.parquet")
     """
     if isinstance(images, Dataset | str | Path):
         if out is not None:
-            options = {"explained": explained, "metric": metric, "overwrite": overwrite}
+            options = {"explained": explained, "metric": metric, "compile": compile, "overwrite": overwrite}
             write_features(model, images, as_path(out, "out"), part=part, **options, device=device)
         model = as_model(model, device)
         dataset = in_part(as_dataset(images, model.size), part)
@@ -79,6 +81,7 @@ def write_features(
     explained: bool = True,
     metric: bool = False,
     part: str | None = None,
+    compile: bool = False,
     overwrite: bool = False,
     device: Device = AUTO,
 ) -> str:
@@ -86,11 +89,14 @@ def write_features(
 
     explained: also the share of each image that z explains, where the model can tell, in a column of that name.
     metric: instead of z, codes in which distances mean something. part: such as 3/16, into a file of the folder.
+    compile: let torch compile the encoder, which takes a minute.
     """
     out = table_file(out, part)
     require_writable({"--out": [out]}, [place_of(images)], overwrite=overwrite)
     model = as_model(model, device)
     dataset = in_part(as_dataset(images, model.size), part)
+    if compile:
+        compile_networks(model.encoder)
     codes = encode_dataset(model, dataset)
     measured = measuring(model, dataset) if metric else None
     shares = explained_by_z(model, dataset) if explained else None

@@ -14,7 +14,6 @@ from diti.config import WITHOUT_EFFECT, TrainingConfig
 from diti.core.device import AUTO, Device, sent
 from diti.core.errors import InputError
 from diti.core.loop import make_accelerator, train
-from diti.core.meeting import meet
 from diti.core.objective import LossReport, Objective
 from diti.core.processes import is_main
 from diti.core.rng import Draws, torch_generator
@@ -144,7 +143,6 @@ def train_latent(
             latent.save(run.path.parent)
             facts = {"codes_seen": config.training.images, **quality(latent.eval(), known, unseen)}
         write_json(run.path / "checks.json", facts)
-    meet()  # the first one writes
     accelerator.end_training()
     return facts
 

@@ -42,6 +42,7 @@ class Encode:
     part: Name = None
     """Only this part of the images, such as 3/16, for several machines; --out is then a folder, which holds a file
     for each part and is read as one table."""
+    compile: bool = False  # torch.compile the encoder: a minute at the start, for millions of images on a GPU
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
 

@@ -26,7 +26,7 @@ from diti.representation.registry import fitted
 from diti.verbs import VERBS
 from diti.verbs.common import Verb, print_once
 
-HAND_IN_HAND = ("pretrain", "train", "train-latent", "solve")
+HAND_IN_HAND = ("pretrain", "train", "solve")
 HELP = 8 * " "  # before the lines in which tyro explains an option that it names
 
 

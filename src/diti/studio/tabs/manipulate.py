@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.edit.compose import step_for
+from diti.edit.compose import What, step_for
 from diti.edit.directions import Direction
 from diti.edit.invert import Inverted
-from diti.edit.places import place_for
+from diti.edit.places import touch_of
 from diti.edit.reach import FAR, ends_of
 from diti.studio import markup
 from diti.studio.parts import Desk, drawn, html, lead, picker, real, result, subset_shares, then_redraw, whole
@@ -103,7 +103,7 @@ class Manipulate:
         shares = [(d.attribute, subset_shares(self.world, d.heading)) for d in found]
         yield gr.skip(), gr.skip(), markup.bars(shares, self.world.partition)
         asked = [real(strength, -FARTHEST, FARTHEST) for strength in strengths]
-        moves = {d: strength for d, strength in zip(found, asked, strict=False) if strength}
+        moves: dict[What, float] = {d: s for d, s in zip(found, asked, strict=False) if s}
         keep = [self.world.learned(name) for name in self._known(kept, len(self.names)) if name not in picked]
 
         def edit(start: Inverted) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ class Manipulate:
             step = step_for(self.world.model, list(moves), list(moves.values()), keep)
             return start.z + torch.from_numpy(step).to(start.z), start.x_T
 
-        for value, line in drawn(self.world, visitor, ("image",), edit, place_for(moves)):
+        for value, line in drawn(self.world, visitor, ("image",), edit, touch_of(moves)):
             yield value, line, gr.skip()
 
     def opened(self, visitor: Visitor, *inputs: Any) -> Iterator[Any]:
