@@ -1,10 +1,10 @@
 """Do the parts of a code follow how much of a picture each reading changes?
 
-    python -m benchmarks.bench_order runs/photos/diti-s0 runs/photos/diti-s1 runs/photos/pdae-s0 --data data/faces64
+    python -m benchmarks.bench_order runs/photos/diti-s0 runs/photos/pdae-s0 --data data/faces64
 
 For data without pairs that differ in one attribute alone. Pixels and codes of the training images are regressed on
-all labels together: the squares of a label's coefficients say how many pixels it changes, others held, and
-how far each subset moves with it. Printed: the rank correlation of the two over labels with a 95 % bootstrap interval. A
+all labels together: the squares of a label's coefficients say how many pixels it changes, others held, and how far
+each subset moves with it. Printed: the rank correlation of the two over labels, with a 95 % bootstrap interval. A
 code without subsets, and principal components from small to large, are cut into SUBSETS equal ones.
 """
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.page_of_edits runs/faces64-diti --data data/faces64 --out page
 
-writes page/before.png, the pattern of 32 dims at the paper's s of 0.3, and page/after.png, as directions are followed
-now. Nothing is chosen by hand.
+writes page/before.png, the pattern of 32 dims at the paper's s of 0.3, and page/after.png, as directions are
+followed now. Nothing is chosen by hand.
 """
 
 from __future__ import annotations
