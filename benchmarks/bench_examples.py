@@ -41,6 +41,7 @@ from diti.measure.counterfactual_scores import (
     leak_per_change,
     means,
     resamples,
+    strengths_of,
 )
 from diti.measure.counterfactuals import CounterfactualOptions, EditStudy, check_data, spread_over
 from diti.probes.scores import mean_over_attributes
@@ -96,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="examples a side")
     found.add_argument("--pairs", action="store_true", help="toy faces: also the same faces with and without")
     found.add_argument("--draws", type=int, default=5, help="of the examples, for each number of them")
-    found.add_argument("--scale", type=float, default=SCALE, help="s: the code moves by s √D deviations")
+    found.add_argument("--scale", type=float, default=SCALE, help="strength: usual differences")
     found.add_argument("--sampling-steps", type=int, default=15)
     found.add_argument("--classifier-images", type=int, default=IMAGES, help="length of its training")
     found.add_argument("--out", type=Path, default=Path("runs/bench-examples.json"))
@@ -195,7 +196,7 @@ def scores(
     """Means over attributes, None where nothing is defined; where there is no direction nothing is edited."""
     classifier, found = unedited.classifier, []
     given = [direction for direction in directions if direction is not None]
-    edits = unedited.edits(given, scale, on_step)
+    edits = unedited.edits(given, strengths_of(given, scale), on_step)
     for name, direction in zip(names, directions, strict=True):
         upward, edited = next(edits) if direction is not None else (np.zeros(len(unedited.seen), bool), None)
         after = unedited.before if edited is None else classifier(edited)

@@ -29,6 +29,7 @@ from diti.core.loop import make_accelerator, train, with_precision
 from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder
+from diti.diffusion.generate import samples
 from diti.edit.interpolate import interpolate
 from diti.measure.counterfactuals import CounterfactualOptions, measure_counterfactuals
 from diti.measure.sufficiency import sufficiency
@@ -495,7 +496,7 @@ def test_bf16_where_the_device_has_it(made, tmp_path, monkeypatch):
 
     assert solved() == {trunk: {True}, unet: {True}}
     seen.clear()
-    diti.sample(made / "backbone", 1, sampling_steps=STEPS, device="pretend")
+    samples(diti.load_backbone(made / "backbone", "pretend"), 1, 0, STEPS)
     assert seen == {unet: {False}}, "errors of a sampler's steps would add up"
     monkeypatch.setenv("DITI_PRECISION", "float32")
     assert solved() == {trunk: {False}, unet: {False}}

@@ -340,7 +340,7 @@ NEXT = {  # verb: its words, the work that is not done here, and what that retur
     "probe": ([FOLDER, "--data", FOLDER], "diti.measure.probing.probe", PROBED),
     "interpolate": ([FOLDER, f"{FOLDER}/a.png", "b.png"], "diti.edit.interpolate.interpolate_files", ["done"]),
     "manipulate": ([FOLDER, "a.png", "--attribute", "smile", "--data", FOLDER],
-                   "diti.edit.manipulate.manipulate_files", ["done"]),
+                   "diti.edit.manipulate_files.manipulate_files", ["done"]),
     "train-latent": ([FOLDER, "--data", FOLDER], "diti.representation.train_latent.fit_latent", {}),
     "sweep": (["x.yaml", "--out", FOLDER], "diti.sweep.plans.run_sweep", []),
 }  # fmt: skip

@@ -39,6 +39,7 @@ ROOMS = (
 # model.edit, interpolate and manipulate are what people look for; they import the algorithms when called.
 METHODS_THAT_CALL_UP = {
     "representation/models/decoding.py": {
+        "diti.edit.compose",
         "diti.edit.interpolate",
         "diti.edit.manipulate",
         "diti.edit.directions",

@@ -100,7 +100,7 @@ class ViewsConfig(Settings):
     """simclr: what two views of one image may differ in, and how they are compared."""
 
     augment: Literal["full", "no-colour", "none"] = "full"  # no-colour: mirror, blur; none: both are the image
-    crop_resize: bool = False  # views also show another part of the image, at another size; not with none
+    crop_resize: bool = False  # views also show other parts of the image, at other sizes; not with --augment none
     jitter_strength: Annotated[float, *Range(0, 1, hint="0 = none")] = 0.5
     """Of the colour jitter: 0 = none, 1 = SimCLR's for photographs."""
     temperature: Positive = 0.1  # of the comparison: lower puts more weight on the nearest images

@@ -32,7 +32,7 @@ from diti.diffusion.schedule import Schedule, gather, q_sample
 from diti.representation.partition import Partition
 
 Reconstruct = Callable[[Tensor, Tensor], Tensor]  # u_θ: (x_t (B, ...), t (B,)) → x̂0 (B, ...)
-Advance = Callable[[int], None]  # told how many images were just computed
+Advance = Callable[[int], None]  # gets the number of images just computed
 
 UNSEEN = MOST  # index of the first toy face that no dataset called toyfaces:N can hold
 GRID_POINTS, BATCH = 20, 64  # time-steps of a measured curve; pairs at once

@@ -76,21 +76,21 @@ def on_host(place: Tensor | torch.device | torch.Generator) -> bool:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The float of most digits that it computes with."""
+    """The most precise float that it computes with."""
     import torch
 
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on the device; the CPU goes on at once, where that is known to be safe."""
+    """A CPU tensor on the device; the CPU does not wait for the copy where that is known to be safe."""
     if device.type != "cuda" or not on_host(tensor):
         return tensor.to(device)
     return pinned(tensor, device).to(device, non_blocking=True)  # memory that is not pinned would be waited for
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU in memory from which the device can fetch it by itself, where that exists."""
+    """A CPU tensor in memory from which the device can fetch it by itself, where there is such memory."""
     return tensor if device.type != "cuda" or tensor.is_pinned() else tensor.pin_memory()
 
 
@@ -141,7 +141,7 @@ def gpu_name() -> str:
 
 
 def fitted(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """work(*tensors), row by row the same; where memory is too small in halves, and these in halves again."""
+    """work(*tensors), in halves and halves of these where memory is short; no row depends on another."""
     import torch
 
     try:
@@ -150,6 +150,6 @@ def fitted(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         count, said = len(tensors[0]), str(error).partition("\n")[0]
     if count == 1:
         raise InputError(f"one image does not fit in the memory of the device ({said}); use --device {HOST}")
-    half = count // 2  # outside the block above, so that what did not fit is let go
+    half = count // 2  # outside the block above, so that what did not fit is released
     parts = ([t[:half] for t in tensors], [t[half:] for t in tensors])
     return torch.cat([fitted(work, *part) for part in parts])

@@ -43,7 +43,7 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Write errors in the block name this file: a full disk names none, and a temporary name helps nobody."""
+    """Write errors in the block name this file: a full disk names none, and a temporary name would not help."""
     try:
         yield
     except Exception as error:

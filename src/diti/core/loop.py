@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -68,9 +69,11 @@ def with_precision(config: TrainingConfig, device: Device = AUTO) -> TrainingCon
 
 def compile_networks(networks: nn.Module) -> None:
     """Let torch compile each network when it is first called. Their weights keep their names."""
-    for network in networks.children():
-        if any(True for _ in network.parameters()):
-            network.compile(backend=COMPILER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own parts, when it imports its compiler
+        for network in networks.children():
+            if any(True for _ in network.parameters()):
+                network.compile(backend=COMPILER)
 
 
 def _require_cpu_precision(precision: str) -> None:
@@ -101,10 +104,10 @@ def train(
     accelerator: Accelerator,
     usual_rate: float = math.inf,
 ) -> Weights:
-    """Train for `config.images` images, or so many minutes, continuing from the newest state of the run.
+    """Train for `config.images` images, or `config.minutes`, continuing from the newest state of the run.
 
     `evaluate(images)` is called with the averaged weights in place; what it returns goes to the log. A training
-    that diverges goes back to its last good line at half the rate; stopped by hand, it saves that line as a state.
+    that diverges goes back to its last good line at half the rate; one that is stopped saves that line as a state.
     usual_rate: the preset's learning rate, the most advised after a training diverged too often.
     """
     check_batch(config, accelerator.num_processes)

@@ -40,7 +40,7 @@ def require_writable(
                     f"{option} {file} exists, and diti did not write it; choose another name, or add --overwrite"
                 )
             if (real := _real(file)) in taken:
-                raise InputError(f"{taken[real]} and {option} both write {file}; choose another name for one")
+                raise InputError(f"{taken[real]} and {option} both write {file}; use two names")
             taken[real] = option
 
 
@@ -48,7 +48,7 @@ def require_apart(option: str, folder: Path, inputs: Sequence[str | Path]) -> No
     """InputError for an output folder that holds one of the input files."""
     for source in inputs:
         if _real(folder) == _real(source).parent:
-            raise InputError(f"{option} {folder} holds {source}, which is read; choose another folder")
+            raise InputError(f"{option} {folder} holds {source}, which is an input; choose another folder")
 
 
 def _check_place(option: str, file: Path) -> None:
@@ -71,9 +71,9 @@ def _check_place(option: str, file: Path) -> None:
 def _check_apart(option: str, file: Path, source: Path) -> None:
     """Check that the inputs stay unchanged, whatever names lead to them."""
     if source.is_dir() and _real(source) in _real(file).parents:
-        raise InputError(f"{option} {file} lies in {source}, which is read; choose a place outside it")
+        raise InputError(f"{option} {file} lies in {source}, which is an input; choose a place outside it")
     if file.exists() and file.samefile(source):
-        raise InputError(f"{option} {file} would replace {source}, which is read; choose another name")
+        raise InputError(f"{option} {file} would replace {source}, which is an input; choose another name")
 
 
 def _real(path: str | Path) -> Path:

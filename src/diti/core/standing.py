@@ -102,14 +102,14 @@ class Standing:
         self.images, self.tensors, self.facts = line.images, copied(self.weights.tensors()), self._facts()
 
     def save(self) -> None:
-        """The last good line as a state on disk, written by the first process."""
+        """Write the last good line to disk as a state; the first process does it."""
         if self.accelerator.is_main_process and self.images > self.saved:
             save_state(self.run.path / "state", self.images, self.tensors, self.facts)
         self.saved = self.images
 
     @contextmanager
     def kept_when_stopped(self) -> Iterator[None]:
-        """A run stopped by hand loses no more than what came after its last line."""
+        """A run that the user stops loses no more than what came after its last line."""
         try:
             yield
         except KeyboardInterrupt:

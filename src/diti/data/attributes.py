@@ -168,7 +168,7 @@ def _read_csv(path: Path) -> pa.Table:
 def read_rows(
     data: bytes, names: Sequence[str], separator: str, types: dict[str, pa.DataType], path: Path, form: str
 ) -> pa.Table:
-    """Rows of a list that has no header in CSV's way; InputError for what is not `form`."""
+    """Rows of a list without a CSV header; InputError for a file that is not `form`."""
     check_names(names, path)
     try:
         return pyarrow.csv.read_csv(

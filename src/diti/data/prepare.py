@@ -241,7 +241,7 @@ def _check_target(source: Source, out: Path, plan: dict[str, Any], *, overwrite:
     # Output written into the source would overwrite it, or be read as part of it the next time.
     place = Path(source.location).expanduser()
     if place.exists() and out.resolve().is_relative_to(place.resolve()):
-        raise InputError(f"--out {out} lies inside {source.location}, which is read; choose another place")
+        raise InputError(f"--out {out} lies inside {source.location}, which is an input; choose another place")
     if overwrite or not (out / PLAN).exists():
         return
     before = _read_plan(out)

@@ -133,7 +133,7 @@ def open_dataset(path: Path) -> Dataset:
 
 
 def _check_info(info: object) -> None:
-    """InputError for something else than the contents of `dataset.json`."""
+    """InputError for anything but the contents of `dataset.json`."""
     if not isinstance(info, dict):
         raise InputError(f"{INFO} does not describe a dataset")
     for key, kind in {"name": str, "skipped": int, "splits": dict}.items():

@@ -27,6 +27,11 @@ from diti.diffusion.schedule import Schedule, eps_from_output, gather, x0_from_o
 
 KINDS = {  # class of the network in its config.json → module:class that makes a backbone of it
     "UNet2DModel": "diti.diffusion.kinds.unconditional:UnconditionalBackbone",
+    "UNet2DConditionModel": "diti.diffusion.kinds.text_unet:TextUNetBackbone",
+    "DiTTransformer2DModel": "diti.diffusion.kinds.class_transformer:ClassTransformerBackbone",
+    "PixArtTransformer2DModel": "diti.diffusion.kinds.text_transformer:PixArtBackbone",
+    "SD3Transformer2DModel": "diti.diffusion.kinds.text_transformer:SD3Backbone",
+    "FluxTransformer2DModel": "diti.diffusion.kinds.text_transformer:FluxBackbone",
 }
 OWN = "diti.diffusion.unet:UNetBackbone"  # a UNet2DModel of RGB pixels with betas: what `diti pretrain` makes
 BY_CODE = "diti.diffusion.kinds.own:OwnBackbone"
@@ -77,6 +82,10 @@ class Backbone(nn.Module, ABC):
     def blocks(self, whole: bool = False) -> Sequence[str]:
         """Names of the blocks whose outputs are the features; `whole`: also of those after the middle."""
         raise InputError(f"{self.kind} has no named blocks; its features come from its own down path")
+
+    def caution(self) -> str:
+        """What a user should know before the work starts; empty where there is nothing."""
+        return ""
 
     @abstractmethod
     def save(self, folder: str | Path) -> None:
@@ -167,6 +176,10 @@ def open_network(home: Path, folder: Path) -> Backbone:
     """The backbone over the network in `folder`, by the class that its config names; on the CPU."""
     config = read_settings(folder / "config.json")
     name = str(config.get("_class_name", "UNet2DModel"))
+    if name == "Transformer2DModel":  # how older pipelines write the first two transformers
+        name = {"ada_norm_zero": "DiTTransformer2DModel", "ada_norm_single": "PixArtTransformer2DModel"}.get(
+            config.get("norm_type", ""), name
+        )
     if name not in KINDS:
         raise InputError(f"the network is a {name}; a backbone is one of {', '.join(KINDS)}: {folder}")
     with complaints_about(folder / "config.json"):

@@ -102,22 +102,37 @@ def locate(source: str | Path) -> Path:
     )
 
 
-def _download(hub_id: str) -> Path:
-    """Folder of a hub repository's network or model, from huggingface_hub's cache or the network."""
+def _download(hub_id: str, wanted: Sequence[str] | None = None, revision: str | None = None) -> Path:
+    """Folder of a hub repository's network or model, or more files, from huggingface_hub's cache or from there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    wanted = ["*.json", "unet/*.json", "scheduler/*.json", "*.safetensors"]
-    wanted += [f"{part}/*" for part in ("encoder", "decoder", "latent", "attributes")]  # of a whole model
-    wanted += [f"{place}diffusion_pytorch_model.{name}" for place in ("", "unet/") for name in WEIGHT_FILES]
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=wanted))
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=list(wanted or _of_backbone())))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
             f"{hub_id!r} is not a folder and could not be downloaded ({type(error).__name__}: {reason}); "
             "check the name and the connection, or download it and give the folder"
         ) from error
+
+
+def _of_backbone() -> list[str]:
+    """Patterns of the files of a network and its autoencoder, or of a whole model."""
+    wanted = ["*.json", "unet/*.json", "scheduler/*.json", "*.safetensors"]
+    wanted += [f"{part}/*" for part in ("encoder", "decoder", "latent", "attributes")]  # of a whole model
+    wanted += [f"{place}diffusion_pytorch_model.{name}" for place in ("", "unet/") for name in WEIGHT_FILES]
+    for part in ("unet", "transformer", *AUTOENCODERS):
+        wanted += [f"{part}/*.json", f"{part}/diffusion_pytorch_model-*.safetensors"]
+        wanted += [f"{part}/diffusion_pytorch_model.{name}" for name in WEIGHT_FILES]
+    return list(dict.fromkeys(wanted))
+
+
+def fetch_more(home: Path, patterns: Sequence[str]) -> None:
+    """More files of a pipeline that came from the hub; nothing where it did not."""
+    repository = next((part for part in home.parts if part.startswith("models--")), None)
+    if repository is not None and home.parent.name == "snapshots":
+        _download(repository.removeprefix("models--").replace("--", "/"), patterns, revision=home.name)
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -59,13 +59,11 @@ def round_trip(
     return SOLVERS[solver](field, noise, steps, schedule, clamp=False)
 
 
-def save_samples(
-    backbone: Backbone, count: int, seed: int, sampling_steps: int, path: Path, columns: int = 8
-) -> Path:
+def save_samples(backbone: Backbone, count: int, seed: int, sampling_steps: int, path: Path) -> Path:
     """Draw images with a progress bar and write them as one picture."""
     require_count(count)
     timesteps(backbone.schedule, sampling_steps)  # refuses a number that is out of range before the bar starts
     with progress_bar("sampling", sampling_steps, unit="steps") as advance, torch.no_grad():
         x0 = samples(backbone.eval(), count, seed, sampling_steps, on_step=lambda index, total, x: advance())
         images = backbone.decode(x0)
-    return save_picture(grid(to_uint8(images), min(columns, count)), path)
+    return save_picture(grid(to_uint8(images), min(8, count)), path)

@@ -109,7 +109,7 @@ class Latents(Pictures):
 
 
 def _in_turn(work: Callable[[Tensor], Tensor], images: Tensor, side: int) -> Tensor:
-    """work(images), large ones one by one: an autoencoder's memory is many times that of a picture of that side."""
+    """work(images), large ones one by one: an autoencoder needs many times the memory of its pictures."""
     together = max(1, PIXELS_AT_ONCE // side**2)
     return torch.cat([work(part) for part in images.split(together)])
 

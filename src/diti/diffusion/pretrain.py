@@ -15,7 +15,7 @@ from diti.config import DEFAULT_PRESET, PretrainConfig
 from diti.core.device import AUTO as AUTO_DEVICE
 from diti.core.device import HOST, Device, sent
 from diti.core.images import grid, save_picture, to_uint8
-from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train, with_precision
+from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train
 from diti.core.objective import LossReport, Objective
 from diti.core.outputs import require_writable
 from diti.core.processes import require_alone
@@ -28,7 +28,7 @@ from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.generate import samples
 from diti.diffusion.memorised import save_nearest, warning
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample, training_weight
-from diti.diffusion.start_run import open_together, start_run
+from diti.diffusion.start_run import open_together, settled, start_run
 from diti.diffusion.suited import suited_to
 from diti.diffusion.unet import build_backbone
 from diti.diffusion.validation import fixed_batches
@@ -130,7 +130,7 @@ def pretrain_backbone(
     """
     # What the folder already holds is checked later; this is about its place, and about the inputs.
     require_writable({"--out": [out / "config.yaml"]}, [config.data, config.init], overwrite=True)
-    config = replace(config, training=with_precision(config.training, device))
+    config = replace(config, training=settled(config, out, device))
     accelerator, run = make_accelerator(config.training, device), RunFolder(out)
     backbone = (
         load_backbone(config.init, HOST) if config.init else build_backbone(config.backbone, config.training.seed)

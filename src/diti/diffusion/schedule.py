@@ -104,7 +104,7 @@ class Schedule:
 
 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
-    """The value; InputError where it is none of those that are allowed."""
+    """The value; InputError for any other than the allowed ones."""
     if value not in allowed:
         raise InputError(f"{name} is {value!r}; allowed: {', '.join(allowed)}.{nearest(str(value), allowed)}")
     return str(value)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from accelerate import Accelerator
 
 from diti.config import WITHOUT_EFFECT, TrainingConfig
+from diti.core.device import AUTO, Device
+from diti.core.errors import InputError
+from diti.core.loop import with_precision
 from diti.core.runs import RunFolder
+from diti.core.settings import load_yaml
 from diti.core.state import load_state
 from diti.data.prepared import Dataset, require_training_images
 from diti.data.sources import as_dataset
@@ -30,6 +37,16 @@ def open_together(data: str | Dataset, size: int, accelerator: Accelerator) -> D
     """The data to train on, prepared by the first process alone; size: for data that is not prepared yet."""
     with accelerator.main_process_first():
         return require_training_images(as_dataset(data, size))
+
+
+def settled(config: Config, out: Path, device: Device = AUTO) -> TrainingConfig:
+    """How to train, with the precision that `auto` stands for: that of a run in the folder, else the device's."""
+    training, saved = config.training, out / "config.yaml"
+    if training.mixed_precision == "auto" and saved.is_file():
+        with suppress(InputError):  # another kind of run, or a damaged one, is refused further on
+            before: Config = load_yaml(type(config)(), saved)
+            training = replace(training, mixed_precision=before.training.mixed_precision)
+    return with_precision(training, device)
 
 
 def start_run(

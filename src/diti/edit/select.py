@@ -81,7 +81,7 @@ def select_by_weight(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> 
 
 
 def select_by_l1(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> np.ndarray:
-    """The dims that enter first as an L1 penalty falls; where several enter at once, those of larger weight.
+    """The dims that enter first as an L1 penalty falls; of several at once, those of larger weight.
 
     Should fewer than `dims` be in at the end of the path, the fit on all dims gives the rest. Not random either:
     of many images, L1_ROWS are looked at, with and without the attribute in proportion.
@@ -167,7 +167,7 @@ def select(z: np.ndarray, y: np.ndarray, dims: int, method: str = DEFAULT_SELECT
 def compare_selections(
     z_train: np.ndarray, y_train: np.ndarray, z_valid: np.ndarray, y_valid: np.ndarray, dims: int, seed: int = 0
 ) -> list[Selection]:
-    """Validation AP of every method at the same d', the classifier fitted anew on the kept dims; best first."""
+    """Validation AP of every method at the same d', the classifier refitted on the kept dims; best first."""
     rows = []
     for method in SELECTORS:
         kept = select(z_train, y_train, dims, method, seed)

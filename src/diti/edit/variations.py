@@ -141,7 +141,7 @@ def save_samples(
         if (folder / "encoder").is_dir():
             lines.append(f"drawn by the backbone alone; for new z run: {how_to_make(folder)}")
         return lines
-    return [f"wrote {save_new_images(folder, count, seed, sampling_steps, out)}: z drawn anew, then decoded"]
+    return [f"wrote {save_new_images(folder, count, seed, sampling_steps, out)}: newly drawn z, decoded"]
 
 
 def check_picture(count: int, out: Path, *inputs: Path, overwrite: bool) -> None:

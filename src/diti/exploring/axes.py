@@ -68,7 +68,7 @@ def find_axes(
     removed = removed_by(able, dataset, [[dim] for dim in range(model.dims)], images)
     labels, names = correlations(encode_dataset(model, dataset), dataset), model.feature_names()
     return [
-        Axis(axis, names[axis], subset, float(removed[axis]), told_labels(labels, axis))
+        Axis(axis, names[axis], subset, float(removed[axis]), labels_along(labels, axis))
         for subset, axes in enumerate(strongest(removed, model.partition, per_subset))
         for axis in axes
     ]
@@ -160,7 +160,7 @@ def correlations(codes: np.ndarray, dataset: Dataset) -> dict[str, np.ndarray]:
     return {name: found[:, place] for place, name in enumerate(dataset.attributes)}
 
 
-def told_labels(labels: Mapping[str, np.ndarray], axis: int) -> dict[str, float]:
+def labels_along(labels: Mapping[str, np.ndarray], axis: int) -> dict[str, float]:
     """The attributes that go with an axis most, and how: r of each."""
     most = sorted(labels, key=lambda label: -abs(labels[label][axis]))[:NAMED_LABELS]
     return {label: round(float(labels[label][axis]), 3) for label in most if abs(labels[label][axis]) >= LEAST_R}

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.card import Findings
 from diti.core.images import MODEL_RANGE, grid, save_figure, save_picture, to_float, to_uint8
 from diti.core.loop import TIME_BINS, loss_by_time
 from diti.data.prepared import Dataset
 from diti.diffusion.validation import IMAGES, fixed_batches, fixed_rows
-from diti.representation.finish import Findings
 from diti.representation.models.decoding import DecodingModel, in_parts
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.model import images_at_once

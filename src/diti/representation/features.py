@@ -120,7 +120,7 @@ def explained_by_z(model: Model, dataset: Dataset) -> np.ndarray | None:
 
 
 def metric_of(model: Model, dataset: Dataset) -> Tensor:
-    """The model's metric (D, D); where it knows none, that of these images, and a line says so."""
+    """The model's metric (D, D); if it has none, that of these images, and a line says so."""
     if model.metric is None:
         log.warning("the model has no metric yet: it is measured on %s", dataset.name)
         facts = f"{encoder_hash(model.encoder)}/{dataset.hash}/metric"

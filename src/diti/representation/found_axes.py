@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def axes_of(model: Model, dataset: Dataset | None = None) -> Axes:
-    """The model's axes; where it knows none, those found earlier, else those of these images, as a line says."""
+    """The model's axes; if it has none, those found earlier, else those of these images, which a line says."""
     if model.axes is None:
         path = cache_folder() / "axes" / f"{encoder_hash(model.encoder)[:24]}.safetensors"
         model.axes = _read_kept(path, model)

@@ -9,6 +9,7 @@ from typing import Any
 
 from diti.config import DEFAULT_PRESET, TrainConfig
 from diti.core import loop
+from diti.core.card import Findings
 from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
 from diti.core.outputs import require_writable
@@ -18,10 +19,10 @@ from diti.core.settings import from_options
 from diti.data.prepared import Dataset, training_batches
 from diti.data.sources import place_of
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.diffusion.start_run import FREE, open_together, start_run
+from diti.diffusion.start_run import FREE, open_together, settled, start_run
 from diti.presets import preset as named_preset
 from diti.presets import train_preset
-from diti.representation.finish import Findings, finish, training_statistics
+from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.base import see_before
 from diti.representation.methods.method import Method
 from diti.representation.models.loading import as_backbone, backbone_name, device_of, load
@@ -44,9 +45,9 @@ def train_model(
     """
     config, run = resolve(config), RunFolder(out)
     method = find_method(config.method)
-    # What the folder holds already is told further on; this is about its place, and about what is read.
+    # What the folder already holds is checked later; this is about its place, and about what is read.
     require_writable({"--out": [out / "config.yaml"]}, [config.data, config.backbone], overwrite=True)
-    config = replace(config, training=loop.with_precision(config.training, device))
+    config = replace(config, training=settled(config, out, device))
     accelerator = loop.make_accelerator(config.training, device)
     backbone = backbone or frozen_backbone(method, config)
     loop.check_batch(config.training, accelerator.num_processes)

@@ -53,7 +53,7 @@ class Desk:
     ) -> Any:
         """Do the work when something happens. Heavy work is done one at a time, visitors taking turns.
 
-        Of one control at most one request waits besides the one at work, so that nobody can fill the queue.
+        Each control has at most one request waiting besides the one at work, so that nobody can fill the queue.
         """
         return trigger(
             with_complaints(work, outputs, self.turns if heavy else None),
@@ -125,7 +125,7 @@ def in_turns(steps: Iterator[Any], visitor: Visitor, turns: Turns) -> Iterator[A
 
 
 def _only_lines(text: str, outputs: Sequence[Any]) -> Any:
-    """A text for the outputs that show how it went; the others stay as they are."""
+    """A text for the outputs that report on the work; the others stay as they are."""
     shown = [markup.note(text) if "status" in (output.elem_classes or ()) else gr.skip() for output in outputs]
     return shown[0] if len(shown) == 1 else shown
 
@@ -214,7 +214,7 @@ def axis_buttons(world: World, visitor: Visitor, offered: Sequence[Key], chosen:
 
 
 def then_redraw(desk: Desk, chosen: Picker, work: Work, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Draw the tab anew whenever a picture was chosen."""
+    """Draw the tab again whenever a picture is chosen."""
     for trigger, choose in chosen.choices:
         event = desk.on(trigger, choose, [], [chosen.shown], heavy=False)
         desk.on(event.success, work, inputs, outputs)
@@ -229,10 +229,10 @@ def span_of(world: World, words: Any) -> str:
     return str(words)[:40]
 
 
-def strip(world: World, label: str, about: str, *, single: bool = False, value: str = "") -> Any:
+def strip(world: World, label: str, about: str, *, single: bool = False) -> Any:
     """The subsets from fine to coarse, of which a range, or one, can be picked; its value is I:J."""
     return html(
-        value or f"0:{1 if single else world.partition.subsets}",
+        f"0:{1 if single else world.partition.subsets}",
         html_template=markup.strip(world.partition, label, about, single),
         js_on_load=STRIP,
         elem_classes="strip-box",
@@ -279,8 +279,8 @@ def drawn(
         with world.lock:
             image = visitor.decoded(start, codes, noise, steps)
         after, last = markup.enlarged(to_uint8(image)[0]), steps == world.steps[-1]
-        told = f"{'Done' if last else 'Preview'}: {steps} steps, {time.perf_counter() - began:.1f} s"
-        line = told if last else f"{told}; the full picture follows …"
+        said = f"{'Done' if last else 'Preview'}: {steps} steps, {time.perf_counter() - began:.1f} s"
+        line = said if last else f"{said}; the full picture follows …"
         yield (before, after), markup.note(line, busy=not last)
 
 

@@ -54,7 +54,7 @@ class Visitor:
         if side not in self.examples:
             raise InputError("Please choose whether this picture is like it or unlike it.")
         if len(self.examples[side]) >= MOST_EXAMPLES:
-            raise InputError(f"{MOST_EXAMPLES} examples of a side are enough; clear them to start again.")
+            raise InputError(f"{MOST_EXAMPLES} examples on each side are enough; clear them to start again.")
         self.examples[side].append(pixels)
 
     def forget_examples(self) -> None:
@@ -78,6 +78,6 @@ class Visitor:
         return self.kept[key]
 
     def decoded(self, start: Inverted, codes: Tensor, noise: Tensor, steps: int) -> Tensor:
-        """Images (N, 3, H, W) in [-1, 1] of codes (N, D) and noise, in so many steps."""
+        """Images (N, 3, H, W) in [-1, 1] of codes (N, D) and noise, in that many steps."""
         with progress_bar("drawing", steps, unit="steps", shown=False) as advance:
             return replace(start, sampling_steps=steps).shown(codes, noise, lambda *step: advance())

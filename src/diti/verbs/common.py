@@ -78,6 +78,11 @@ def whole_numbers(option: str, text: str) -> list[int]:
     return [int(number) for number in found]
 
 
+def words(text: str) -> tuple[str, ...]:
+    """The words of a comma list."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
 def numbers(option: str, text: str) -> list[float]:
     """The numbers of a comma list."""
     try:

@@ -36,7 +36,7 @@ class Demo:
     out: File = None  # folder for all of it; by default runs/demo, runs/demo-quick or runs/demo-full
     quick: bool = False  # two minutes, rough numbers
     full: bool = False  # three seeds each, with intervals over seeds
-    train: bool = False  # also train both on from their solutions, and show what that adds
+    train: bool = False  # also train both further from their solutions, and show what that adds
     faces: Number = None  # number of toy faces, instead of the usual number
     images: Annotated[Number, *COUNT] = None  # with --train: images that each training sees, instead of 40,000
     device: ComputeOn = "auto"
@@ -132,8 +132,7 @@ class Solve:
         if found is None:
             print_once(f"{self.out} is solved already")
         elif found.facts:
-            written = [f"{self.out}/{name}" for name in found.pictures]
-            print_once("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))
+            print_once(found.printed(self.out))
         next_command("explore", self.out, "--data", self.settings.data, "--out", "explored")
 
 
@@ -176,8 +175,7 @@ class Train:
 
         found = train_model(settings, self.out, begun=lambda: show(settings, idle))
         if found.facts:
-            written = [f"{self.out}/{name}" for name in found.pictures]
-            print("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))
+            print_once(found.printed(self.out))
         if method.needs_backbone:  # its axes can be drawn
             next_command("explore", self.out, "--data", self.settings.data, "--out", "explored")
         else:

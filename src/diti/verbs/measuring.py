@@ -20,6 +20,7 @@ from diti.verbs.common import (
     next_command,
     options_of,
     whole_numbers,
+    words,
 )
 
 
@@ -63,7 +64,7 @@ class Probe:
     subsets: bool = True  # also the subset × attribute matrix, and the score against the number of subsets
     disentanglement: bool = False  # also DCI, FactorVAE score, MIG, SAP, TAD, taking the attributes as factors
     reconstruct: int = 0  # also reconstruct this many test images: MSE, PSNR, SSIM
-    folds: bool = False  # score every image by a k-fold, all of a person in one fold, not the test images alone
+    folds: bool = False  # score every image by k-fold, a person's images in one fold, not only the test images
     seed: Seed = 0
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
@@ -89,12 +90,14 @@ class Probe:
 class Analyze:
     """Check the theory on a model: at which time-step each attribute is lost, and which subset carries it."""
 
-    model: Model  # model, or backbone (then all about z is left out)
+    model: Model  # model, or backbone (then everything about z is left out)
     data: str  # toyfaces, whose pairs are exact, or any images (then attributes need --pairs)
     out: Path = Path("analysis")  # folder for analysis.json and the figures
     pairs: File = None  # CSV or parquet of image pairs: attribute, first, second (paths beside the table)
     count: Annotated[int, *Range(1, 10_000)] = 64  # pairs per attribute
-    tau: Annotated[float, *Range(0, 0.5, open=(0, 0.5))] = 0.1  # an attribute is lost from this mean error on
+    tau: Annotated[float, *Range(0, 0.5, open=(0, 0.5))] = (
+        0.1  # an attribute counts as lost from this mean error on
+    )
     images: Annotated[int, *NUMBER] = 0
     """Length of each training on the true factors (sufficiency), images; 0 leaves it out."""
     seed: Seed = 0
@@ -114,7 +117,7 @@ class Label:
     data: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DATA")]  # dataset folder of diti prepare
     model: Path  # ONNX file: images in, a score per name out
     names: Path  # text file, a name per line in the order of the outputs
-    threshold: float = 0.5  # from this score on the 0/1 label is 1
+    threshold: float = 0.5  # scores from this on give the label 1, lower ones 0
     normalisation: Literal["imagenet", "unit", "signed", "none"] = "imagenet"  # of the pixels, as it was trained
     activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"  # from outputs to scores
     layout: Literal["auto", "nchw", "nhwc"] = "auto"
@@ -144,12 +147,20 @@ class Counterfactuals:
     classifier_images: Number = (
         None  # length of the training of the attribute classifier, images; kept for the data
     )
-    dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
-    scale: float = 0.3  # strength s; the code moves by s √d standard deviations
-    selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
-    along: Literal["pattern", "conditional", "weight"] = "pattern"  # what the code follows; weight as in the paper
+    dims: Number = None  # d': dims that a sparse direction may move; by default all, or with --selection 32
+    scale: float = 2.0  # strength: 1 is the usual difference with and without it, or one standard deviation
+    paper_scale: Annotated[float | None, tyro.conf.arg(metavar="S")] = None
+    """Instead of --scale, as in the paper: the code moves by s √d of its deviations; the authors take 0.3."""
+    selection: Literal["all", "l1", "weight", "probmask"] | None = None  # how the dims are chosen
+    along: Literal["conditional", "pattern", "weight"] | None = None
+    """What the code follows; by default how it varies with the attribute while the other ones stay; weight as in
+    the paper."""
     judge: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
     """Program that reads pictures instead of a trained classifier: files in, CSV with a row per file out."""
+    edits: CommaList = ""  # attributes to edit; by default all that can be read
+    fixed: CommaList = ""  # readings that should stay when others are edited, such as those of the background
+    identity: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
+    """Program like a judge, whose numbers together say who a face is."""
     seed: Seed = 0
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
@@ -157,7 +168,8 @@ class Counterfactuals:
     def run(self) -> None:
         from diti.measure.counterfactuals import counterfactuals, print_record
 
-        print_record(counterfactuals(**options_of(self)), self.out)
+        lists = {"edits": words(self.edits), "fixed": words(self.fixed)}
+        print_record(counterfactuals(**options_of(self) | lists), self.out)
 
 
 @dataclass(frozen=True, kw_only=True)

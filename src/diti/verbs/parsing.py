@@ -148,7 +148,10 @@ def _value_of(option: str, words: list[str]) -> str | None:
 
 
 def _one_line(box: str) -> str:
-    """Tyro's complaint without its frame, what it explains at length and its advice at the end."""
+    """Tyro's complaint without its frame, what it explains at length and its advice at the end.
+
+    Tyro also has complaints as objects, but only in a private module that any release may change.
+    """
     lines = [line[2:].rstrip("│╯ ") for line in box.splitlines()[1:]]  # of spaces where the terminal has no boxes
     parts = re.split(r"^[─-]{4,}$", "\n".join(line for line in lines if not line.startswith(HELP)), flags=re.M)
     texts = [" ".join(part.split()) for part in parts]

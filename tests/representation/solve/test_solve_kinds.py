@@ -1,4 +1,4 @@
-"""Every kind of backbone as a new user meets it: solved, encoded, edited, moved and continued by the command line."""
+"""Every kind of backbone as a new user meets it: solved, continued, encoded, edited and moved."""
 
 import json
 import shutil

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 import threading
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from diti.core.device import FULL, PRECISION, has_bf16, on_host
@@ -33,6 +31,7 @@ from diti.diffusion.files import (
     autoencoder_folder,
     complaints_about,
     read_network_of,
+    read_safetensors,
     read_scheduler,
     read_settings,
 )
@@ -43,8 +42,6 @@ CONDITIONS = "conditions.safetensors"
 LARGE = 500_000_000  # weights from which on a network is bfloat16 on a GPU
 WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "config.json")
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
@@ -53,6 +50,7 @@ class Choices:
     blocks: tuple[str, ...] = ()  # whose outputs are the features; none: the kind's own
     prompt: str = ""  # that the network is told, where it takes one
     label: int | None = None  # the class, where it takes one; None: no class
+    size: int | None = None  # side of the pictures, px, where the network allows several; None: its own
 
     @classmethod
     def read(cls, path: Path) -> Choices:
@@ -64,6 +62,11 @@ class Choices:
         blocks = content.pop("blocks", ())
         if not isinstance(blocks, list | tuple) or not all(isinstance(name, str) for name in blocks):
             raise InputError(f"{path}: blocks is {blocks!r}; give a list of names of blocks")
+        for name, kind in (("prompt", str), ("label", int | None), ("size", int | None)):
+            if not isinstance(content.get(name, getattr(cls, name)), kind):
+                raise InputError(
+                    f"{path}: {name} is {content[name]!r}; give {'a text' if kind is str else 'a number'}"
+                )
         return cls(blocks=tuple(blocks), **content)
 
 
@@ -79,6 +82,8 @@ class PipelineBackbone(WatchedBackbone):
     ) -> None:  # fmt: skip
         super().__init__(network, clock, predicts, pictures)
         self.home, self.folder, self.choices = home, folder, choices
+        channels, side = self.own_shape(network.config, pictures.side(1), choices.size)
+        self._shape = (channels, side, side)
         self.told_always = sorted(conditions)
         for name, tensor in conditions.items():
             self.register_buffer(f"told_{name}", tensor, persistent=False)
@@ -94,28 +99,32 @@ class PipelineBackbone(WatchedBackbone):
         held = autoencoder_folder(home)
         pictures = Pixels(int(network.config["in_channels"])) if held is None else read_autoencoder(held)
         with complaints_about(home / "scheduler"):
-            clock, predicts = Clock.of_scheduler(read_scheduler(home, folder), cls.patches(network.config))
+            side = cls.own_shape(network.config, pictures.side(1), choices.size)[1]
+            patches = cls.patches(network.config, side)
+            clock, predicts = Clock.of_scheduler(read_scheduler(home, folder), patches)
         conditions = cls.conditions(home, network.config, choices)
-        found = cls(network, clock, predicts, pictures, home, folder, choices, conditions)
-        if warning := found.caution():
-            log.warning(warning)
-        return found
+        return cls(network, clock, predicts, pictures, home, folder, choices, conditions)
 
     # ---- What a kind says ----------------------------------------------------------------------------------
 
     @classmethod
-    def patches(cls, config: Mapping[str, Any]) -> int:
-        """Tokens of an image, by which some schedulers choose their shift."""
-        return 0
+    def own_shape(cls, config: Mapping[str, Any], factor: int, size: int | None) -> tuple[int, int]:
+        """Channels and side of x0. factor: px of a picture per cell. size: chosen side of the pictures, px."""
+        side = config["sample_size"]
+        if not isinstance(side, int) and len(set(side)) != 1:
+            raise InputError(f"the network's sample_size is {list(side)}; a backbone needs square pictures")
+        own = side if isinstance(side, int) else side[0]
+        return int(config["in_channels"]), size // factor if size else int(own)
+
+    @classmethod
+    def patches(cls, config: Mapping[str, Any], side: int) -> int:
+        """Tokens of an image of that side, by which some schedulers choose their shift."""
+        return (side // int(config.get("patch_size", 1))) ** 2
 
     @classmethod
     def conditions(cls, home: Path, config: Mapping[str, Any], choices: Choices) -> dict[str, Tensor]:
         """What the network is told besides x_t and the time, each (1, ...)."""
         return {}
-
-    def caution(self) -> str:
-        """What a user should know before the work starts; empty where there is nothing."""
-        return ""
 
     @abstractmethod
     def ask(self, x: Tensor, time: Tensor) -> Tensor: ...
@@ -130,12 +139,7 @@ class PipelineBackbone(WatchedBackbone):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        side = self.network.config["sample_size"]
-        if not isinstance(side, int):
-            if len(set(side)) != 1:
-                raise InputError(f"{self.folder}: sample_size is {list(side)}; a backbone needs square pictures")
-            side = side[0]
-        return (int(self.network.config["in_channels"]), side, side)
+        return self._shape
 
     def blocks(self, whole: bool = False) -> Sequence[str]:
         return self.choices.blocks or self.default_blocks(whole)
@@ -211,4 +215,4 @@ class PipelineBackbone(WatchedBackbone):
 def kept_conditions(home: Path) -> dict[str, Tensor]:
     """What is kept in a folder of what its network is told; nothing where no such file is."""
     path = home / CONDITIONS
-    return load_file(path) if path.is_file() else {}
+    return read_safetensors(path) if path.is_file() else {}

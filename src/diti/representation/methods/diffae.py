@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import TrainConfig
+from diti.core.card import Findings
 from diti.core.device import sent
 from diti.core.errors import InputError
 from diti.core.loop import loss_by_time
@@ -25,7 +26,6 @@ from diti.diffusion.unet import build_backbone
 from diti.diffusion.validation import fixed_batches
 from diti.presets import preset
 from diti.representation.checks import RECONSTRUCTIONS, save_reconstructions
-from diti.representation.finish import Findings
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
 from diti.representation.methods.method import Method
 from diti.representation.models.diffae import DiffAE, load_diffae

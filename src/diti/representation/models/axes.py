@@ -178,6 +178,6 @@ def read_axes(path: Path, partition: Partition) -> Axes | None:
     expected["subsets"] = (count, partition.subsets)
     if not count or {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        raise InputError(f"{path} holds {shapes}; expected axes of {dims} dims; delete it: explore makes it anew")
+        raise InputError(f"{path} holds {shapes}; expected axes of {dims} dims; delete it: explore makes it again")
     require_finite(tensors, f"the axes of z in {path}")
     return Axes(**tensors)

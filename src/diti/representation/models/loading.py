@@ -46,17 +46,17 @@ def load(source: str | Path, device: Device = AUTO, *, backbone: Backbone | None
 
 
 def device_of(given: object, device: Device = AUTO) -> torch.device:
-    """Where to compute with what somebody gives: where that is, unless another device is asked for."""
+    """Where to compute with what the caller gives: where that is, unless another device is asked for."""
     return given.device if isinstance(given, Model | Backbone) and str(device) == AUTO else decide(device)
 
 
 def as_model(given: Model | str | Path, device: Device = AUTO) -> Model:
-    """A given model, which stays where it is unless another device is asked for, or the one of a name."""
+    """A given model, which stays where it is unless another device is asked for, or the model of that name."""
     return given.to(device_of(given, device)) if isinstance(given, Model) else load(given, device)
 
 
 def as_backbone(given: Backbone | Model | str | Path, device: Device = AUTO) -> Backbone:
-    """The backbone that somebody gives, likewise: itself, by its name, or with a model."""
+    """The backbone that the caller gives, likewise: itself, by its name, or with a model."""
     if isinstance(given, Model):
         return as_model(given, device).with_backbone().backbone
     return given.to(device_of(given, device)) if isinstance(given, Backbone) else load_backbone(given, device)

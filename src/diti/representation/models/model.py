@@ -39,15 +39,15 @@ FORMAT = 1  # of a model folder; a higher one is from a later version of diti
 
 
 class Unable(InputError, AttributeError):
-    """A model is asked for what only others have. Not there for `hasattr`, and explained to whoever calls it."""
+    """A model was asked for what only others have: `hasattr` says it is not there, a call says why."""
 
 
 @dataclass(eq=False, repr=False)
 class Model:
     """An encoder f and the statistics of z: what every model can do. `DecodingModel` can also draw images.
 
-    One of your own is a dataclass with `eq=False, repr=False`, and `kw_only=True` where it has more parts: models
-    are equal to themselves alone, so that they can be keys, and print as one line.
+    A model of your own is a dataclass with `eq=False, repr=False`, and `kw_only=True` where it has more parts:
+    models are equal to themselves alone, so that they can be keys, and print as one line.
 
         model = diti.load("toyfaces32-diti")
         z = model.encode(images)  # (N, D); uint8, PIL, files or floats in

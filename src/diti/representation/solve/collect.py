@@ -47,7 +47,7 @@ class Pass:
     look: Look
     seed: int
     trunk: Callable[[Tensor], Tensor] | None = None  # looks at the reconstructions of the first images, too
-    shown_images: int = 0  # so many
+    shown_images: int = 0  # how many of them
 
     def new_sums(self, shown: bool = False, device: torch.device | None = None) -> Sums:
         axes, features = self.look.pixel_axes.count, len(self.look.whitening.variance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from diti.config import SolveConfig, TrainingConfig
+from diti.core.card import Findings
 from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
 from diti.core.loop import compile_networks, make_accelerator
@@ -29,7 +31,7 @@ from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.diffusion.start_run import open_together
 from diti.representation.checks import assess_diti
-from diti.representation.finish import Findings, finish, training_statistics
+from diti.representation.finish import finish, training_statistics
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import as_backbone, backbone_name, load
 from diti.representation.models.metric import solved_metric
@@ -77,7 +79,7 @@ def solve_models(
     began = time.monotonic()
     first = next(iter(configs))
     config = max(configs.values(), key=lambda one: one.code_dim)  # what serves the longest code serves all
-    # What is there already is told further on; this is about the place, and about what is read.
+    # What is already there is checked later; this is about the place, and about what is read.
     places = {"--out": [out / "model.json" for out in configs]}
     require_writable(places, [config.data, config.backbone], overwrite=True)
     backbone = held.backbone or load_backbone(config.backbone, HOST)
@@ -102,6 +104,10 @@ def solve_models(
             return found
         accelerator.wait_for_everyone()
         begun()
+        if main and (caution := backbone.caution()):
+            logging.getLogger(__name__).warning(caution)
+        if main and (caution := backbone.caution()):
+            logging.getLogger(__name__).warning(caution)
 
         def log(**facts: Any) -> None:
             for out in todo if main else ():
@@ -129,7 +135,7 @@ def solve_models(
 
 
 def remove_states(folders: Iterable[Path]) -> None:
-    """Hundreds of MB that nobody needs once all is solved."""
+    """Remove hundreds of MB that are of no use once everything is solved."""
     for folder in folders:
         shutil.rmtree(folder / "state", ignore_errors=True)
 

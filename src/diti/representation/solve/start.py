@@ -70,7 +70,7 @@ def _keep(solved: Solved, folder: Path) -> None:
 
 
 def _kept(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partition] | None:
-    """The solution in the cache; None where there is none, or a damaged one, which is solved anew."""
+    """The solution in the cache; None where there is none, or a damaged one, which is solved again."""
     try:
         return _read(folder, backbone) if (folder / "partition.json").is_file() else None
     except InputError:
@@ -80,7 +80,7 @@ def _kept(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partit
 def _read(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partition]:
     linear = load_decoder(folder / "decoder", backbone).linear
     if linear is None:
-        raise InputError(f"{folder} holds a decoder that was not solved; remove that folder to solve it anew")
+        raise InputError(f"{folder} holds a decoder that was not solved; remove that folder to solve it again")
     cut = Partition.from_json(read_json(folder / "partition.json"))
     return load_encoder(folder / "encoder"), linear, cut
 

@@ -14,7 +14,7 @@ from diti.studio import markup
 from diti.studio.parts import Desk, gallery, html, sent, titled
 from diti.studio.session import SIDES, Visitor
 
-FARTHEST = 0.6  # the paper's scale s at the end of the slider
+FARTHEST = 2.0  # strength at the end of the slider
 
 
 class Examples:
@@ -25,7 +25,7 @@ class Examples:
         with gr.Accordion("Make a slider of your own from examples", open=False):
             html(
                 "<p class='hint'>Click pictures that <b>have</b> what you mean, then some that <b>lack</b> it; "
-                "without those, the average picture is meant. Eight of each are a good start.</p>"
+                "without those, the average picture takes their place. Eight of each are a good start.</p>"
             )
             side = gr.Radio(
                 [("have it (like)", "like"), ("lack it (unlike)", "unlike")], value="like",

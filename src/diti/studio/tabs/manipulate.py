@@ -9,15 +9,15 @@ import gradio as gr
 from torch import Tensor
 
 from diti.core.errors import InputError
+from diti.edit.compose import push
 from diti.edit.directions import checked_dims
 from diti.edit.invert import Inverted
-from diti.edit.manipulate import push
 from diti.studio import markup
 from diti.studio.parts import Desk, drawn, html, lead, picker, real, result, subset_shares, then_redraw, whole
 from diti.studio.session import Visitor
 
 AT_ONCE = 4  # attributes
-FARTHEST = 0.6  # the paper's scale s at the end of a slider; the authors use 0.3
+FARTHEST = 2.0  # strength at the end of a slider
 
 
 class Manipulate:
