@@ -34,6 +34,7 @@ from diti.diffusion.unet import zero, zero_block_ends
 DATA, BATCH, RATE, WARM_UP = "toyfaces:12000", 32, 4e-3, 6_400
 BY_ADAM = ("conv_in.", "conv_out.", "emb", "proj_out")  # first and last layers and the time: not for Muon
 KL = 1e-6  # weight of the autoencoder's divergence from a unit Gaussian
+AUTOENCODER = 0.25  # images it sees, for each that the network sees
 LATENTS_AT_ONCE = 250
 
 Batches = Callable[[int, int], Tensor]
@@ -99,16 +100,14 @@ def autoencoding(autoencoder: Any) -> Loss:
 
 
 def latent64(out: Path, dataset: Dataset, images: int, seed: int) -> None:
-    """16×16×4 latents of 64 px; half as many images are seen by the autoencoder."""
+    """16×16×4 latents of 64 px; before it, AUTOENCODER times as many images for the autoencoder."""
     autoencoder = made(
         diffusers.AutoencoderKL, seed, latent_channels=4, block_out_channels=(16, 32, 64), layers_per_block=1,
         norm_num_groups=8, down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
         sample_size=64, mid_block_add_attention=False,
     )  # fmt: skip
-    fit(
-        autoencoder, autoencoding(autoencoder), training_batches(dataset, seed, flip=False), images // 2, seed,
-        "autoencoder",
-    )  # fmt: skip
+    pictures, for_pictures = training_batches(dataset, seed, flip=False), int(AUTOENCODER * images)
+    fit(autoencoder, autoencoding(autoencoder), pictures, for_pictures, seed, "autoencoder")
     latents = encoded(autoencoder, dataset)
     autoencoder.register_to_config(scaling_factor=1 / latents.std().item())
     autoencoder.save_pretrained(out / "vae")
@@ -207,7 +206,7 @@ def show(out: Path, dataset: Dataset, seed: int) -> None:
     print(f"autoencoder: MSE {F.mse_loss(after, pixels).item():.2e} of 16 validation images")
 
 
-KINDS = {"latent64": (latent64, 64, 80_000), "flow32": (flow32, 32, 70_000), "dit32": (dit32, 32, 50_000)}
+KINDS = {"latent64": (latent64, 64, 64_000), "flow32": (flow32, 32, 40_000), "dit32": (dit32, 32, 32_000)}
 
 
 def main() -> None:
