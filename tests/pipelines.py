@@ -115,7 +115,7 @@ def text_unet(**config: Any) -> Any:
 def stable_diffusion(folder: Path) -> Path:
     write(
         folder, "StableDiffusionPipeline", vae=autoencoder(), unet=text_unet(),
-        scheduler=ddim(beta_schedule="scaled_linear", prediction_type="v_prediction"),
+        scheduler=ddim(beta_schedule="scaled_linear", prediction_type="v_prediction", steps_offset=1),
     )  # fmt: skip
     return told(folder, text=drawn(1, 5, 8))
 

@@ -65,7 +65,7 @@ class Run:
     images_per_s: float | None  # median over the lines of the log
     peak_memory_mb: float | None  # where the log has it
     weights: dict[str, int]  # part of the model (encoder, decoder, unet) → how many numbers
-    backbone_hash: str | None  # sha256 of the weights in unet/ or transformer/ or transformer/
+    backbone_hash: str | None  # sha256 of the weights in unet/ or transformer/
     measured_on: str  # name of the dataset of the records below
     measured: Path  # folder of the records below and their figures
     probe: Record | None = None

@@ -116,14 +116,19 @@ def save_reconstructions(
     z = None if features is None else model.encode(features[rows])
     inferred = model.reconstruct(images, "inferred", value_range=MODEL_RANGE, z=z)
     random = model.reconstruct(images, "random", value_range=MODEL_RANGE, z=z)
-    inferred, random = inferred.cpu(), random.cpu()
-    sheet = torch.cat([images, inferred, random])
-    labels = ["image", "z, inferred x_T", "z, random x_T"]
-    save_picture(grid(to_uint8(sheet), len(rows), row_labels=labels), path)
-    return {
+    inferred, random, best = inferred.cpu(), random.cpu(), model.at_best(images).cpu()
+    found = {
         "reconstruction_mse": (inferred - images).square().mean().item(),
         "reconstruction_mse_random_noise": (random - images).square().mean().item(),
     }
+    rows_shown = {"image": images, "z, inferred x_T": inferred, "z, random x_T": random}
+    if not torch.equal(best, images):
+        rows_shown = {"image": images, "held at best": best, **rows_shown}
+        found["held_mse"] = (best - images).square().mean().item()
+        found["round_trip_mse"] = (inferred - best).square().mean().item()
+    sheet = grid(to_uint8(torch.cat([*rows_shown.values()])), len(rows), row_labels=[*rows_shown])
+    save_picture(sheet, path)
+    return found
 
 
 def assess_diti(model: DiTi, dataset: Dataset, folder: Path, features: np.ndarray | None = None) -> Findings:
@@ -138,12 +143,17 @@ def assess_diti(model: DiTi, dataset: Dataset, folder: Path, features: np.ndarra
     curves = loss_curves(encoder, model.decoder, model.partition, dataset)
     save_loss_figure(curves, folder / "losses.png")
     errors = save_reconstructions(model, dataset, folder / "reconstructions.png", features)
-    sentences = (
+    sentences: tuple[str, ...] = (
         f"z removes {curves.removed():.1%} of the frozen model's loss, z of another image "
         f"{curves.removed_shuffled():.1%}",
         f"reconstruction error (mean squared, pixels in [-1, 1]): {errors['reconstruction_mse']:.2g} with "
         f"inferred noise, {errors['reconstruction_mse_random_noise']:.2g} with random noise",
     )
+    if "held_mse" in errors:
+        sentences += (
+            f"of the error with inferred noise the way to x0 and back alone makes {errors['held_mse']:.2g}, and "
+            f"the inversion adds {errors['round_trip_mse']:.2g} to what comes back from there",
+        )
     pictures = {
         "losses.png": "loss by time-step with z, with the z of another image, and of the frozen model alone",
         "reconstructions.png": RECONSTRUCTIONS,

@@ -13,6 +13,7 @@ from pipelines import PIPELINES, SIZE
 import diti as package
 from diti.core.images import to_float
 from diti.data.sources import open_data
+from diti.representation.solve import evidence
 
 QUICK = ("latent", "flow")
 SMALL = ("--code-dim", "12", "--subsets", "4", "--stretches", "2", "--pixel-axes", "12", "--images", "128")
@@ -94,3 +95,24 @@ def test_train_says_which_kinds_it_takes(diti_here, tmp_path):
     result = diti_here("train", "--data", DATA, "--backbone", folder, "--out", tmp_path / "t", "--images", "64")
     assert result.returncode == 2
     assert "diti train takes a UNet2DModel of RGB pixels" in result.stderr and not (tmp_path / "t").exists()
+
+
+def test_a_long_pass_is_announced(diti_here, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(evidence, "TOLD_MINUTES", 0)
+    done = solve(diti_here, PIPELINES["flow"](tmp_path / "p"), tmp_path / "m")
+    assert done.returncode == 0 and "the pass takes about" in caplog.text and "128 images" in caplog.text
+
+
+def test_what_the_autoencoder_loses_is_told_apart_from_the_inversion(diti_here, tmp_path):
+    done = solve(diti_here, PIPELINES["latent"](tmp_path / "p"), tmp_path / "m")
+    facts = json.loads((tmp_path / "m" / "checks.json").read_text())
+    model, dataset = package.load(tmp_path / "m", "cpu"), open_data(DATA, SIZE)
+    x = to_float(dataset.pixels(dataset.rows("valid")[:8]))
+    with torch.no_grad():
+        held = model.backbone.decode(model.backbone.encode(x))
+    again = model.reconstruct(x, value_range=(-1, 1))
+    assert facts["held_mse"] == pytest.approx((held - x).square().mean().item(), rel=1e-4)
+    assert facts["round_trip_mse"] == pytest.approx((again - held).square().mean().item(), rel=1e-3)
+    assert "the way to x0 and back alone makes" in done.stdout
+    grey = solve(diti_here, PIPELINES["flow"](tmp_path / "q"), tmp_path / "n")
+    assert "the way to x0" not in grey.stdout  # pixels are held as they are

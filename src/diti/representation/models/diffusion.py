@@ -58,6 +58,11 @@ class DiffusionModel(DecodingModel):
         """What the diffusion model has, as pictures (N, 3, H, W)."""
         return x0
 
+    @torch.no_grad()
+    def at_best(self, pixels: Tensor) -> Tensor:
+        """Of latents what their autoencoder keeps, of a grey model the luminance."""
+        return self.out_of(self.into(pixels.to(self.device)))
+
     @property
     def bounded(self) -> bool:
         """Whether what the diffusion model has stays in [-1, 1], as pixels do."""

@@ -5,6 +5,8 @@ Notation: N training images, F features, D length of z, P pixel axes, E whitened
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,18 @@ from torch import Tensor
 from diti.config import SolveConfig
 from diti.core.device import sent
 from diti.core.errors import InputError
+from diti.core.lanes import lanes_on
 from diti.core.processes import is_main
 from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
 from diti.core.state import load_state, save_state
 from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
+from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.representation.features import kept_features
 from diti.representation.networks.encoder import Encoder, build_encoder, given_encoder
 from diti.representation.networks.pixel_axes import most_axes
-from diti.representation.solve.collect import Pass, collect
+from diti.representation.solve.collect import BATCH, Pass, collect, next_mark
 from diti.representation.solve.look import LOOKED_AT, FeatureMap, Look, Shape, Walk, first_look
 from diti.representation.solve.solution import Evidence, quick_removed
 from diti.representation.solve.stretches import make_stretches
@@ -38,9 +42,12 @@ PER_DIM = 4  # images that each dim of z needs at least
 PER_AXIS = 8  # images for each pixel axis
 SHOWN, SHOWN_PER_DIM = 1_024, 4  # images whose reconstructions are looked at, at least, and per dim of z
 
+TOLD_MINUTES = 2  # from which on a pass is announced
 LOOK, VALIDATED = "look", "validation"  # folders of the state, beside those of the pass
 
 Log = Callable[..., None]
+
+logger = logging.getLogger(__name__)
 
 
 def unsolved_encoder(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> Encoder:
@@ -70,14 +77,39 @@ def gather_evidence(
     job = Pass(backbone, stretches, look, config.seed, trunk, shown_images=max(SHOWN, SHOWN_PER_DIM * dims))
     valid = _validation_sums(job, valid_walk, min(VALIDATION, DRAWS_OF_ONE * len(valid_rows)), state)
 
+    regressors = 1 + pixel_axes_count(config, images, backbone.shape) + dims
+    if is_main():
+        tell_duration(job, walk, config.images or next_mark(regressors, [], settings.tolerance))
+
     def removed(sums: Sums) -> float:
         return quick_removed(Evidence(stretches, look, sums, valid), dims, settings.features_weight)
 
     train = collect(
-        job, walk, removed, regressors=1 + pixel_axes_count(config, images, backbone.shape) + dims,
-        images=config.images, tolerance=settings.tolerance, state=state, log=log,
+        job, walk, removed, regressors=regressors, images=config.images, tolerance=settings.tolerance,
+        state=state, log=log,
     )  # fmt: skip
     return Evidence(stretches, look, train, valid)
+
+
+@torch.no_grad()
+def tell_duration(job: Pass, walk: Walk, images: int) -> None:
+    """A line that says how long the pass will take at least, where that is long: by a batch of the network."""
+    backbone, count = job.backbone, min(BATCH, walk.at_once)
+    if not isinstance(backbone, WatchedBackbone):
+        return  # the U-Nets made here are done in minutes
+    x = torch.zeros(count, *backbone.shape, device=backbone.device)
+    t = torch.zeros(count, dtype=torch.int64, device=backbone.device)
+    backbone.x0(x[:1], t[:1]).sum().item()  # the first call is slower than the others
+    began = time.monotonic()
+    backbone.x0(x, t).sum().item()
+    at_one = (time.monotonic() - began) / count / lanes_on(backbone.device)
+    minutes = images * job.stretches.count * at_one / 60
+    if minutes >= TOLD_MINUTES:
+        logger.warning(
+            "%.2g s per image and stretch of time: the pass takes about %.0f minutes for its first %s images; "
+            "fewer --stretches, or fewer --images, shorten it",
+            at_one, minutes, f"{images:,}",
+        )  # fmt: skip
 
 
 def split_rows(dataset: Dataset, seed: int) -> tuple[np.ndarray, np.ndarray]:

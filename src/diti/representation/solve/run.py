@@ -190,6 +190,8 @@ def begin(config: SolveConfig, run: RunFolder, inputs: dict[str, Any], main: boo
 
 def validate(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> None:
     """InputError for what cannot be solved, before any work. features: given ones (N, F)."""
+    if config.compile and isinstance(backbone, WatchedBackbone):
+        raise InputError(f"--compile is not for a {backbone.kind}, whose blocks are looked at; leave it out")
     unsolved_encoder(config, backbone, features)
     if features is not None and config.solution.lost_in == "features":
         raise InputError(
