@@ -206,7 +206,7 @@ def show(out: Path, dataset: Dataset, seed: int) -> None:
     print(f"autoencoder: MSE {F.mse_loss(after, pixels).item():.2e} of 16 validation images")
 
 
-KINDS = {"latent64": (latent64, 64, 64_000), "flow32": (flow32, 32, 40_000), "dit32": (dit32, 32, 32_000)}
+KINDS = {"latent64": (latent64, 64, 48_000), "flow32": (flow32, 32, 36_000), "dit32": (dit32, 32, 28_000)}
 
 
 def main() -> None:
