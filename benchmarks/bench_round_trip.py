@@ -1,7 +1,7 @@
 """Round-trip error (image → noise → image) against network calls.
 
-`python -m benchmarks.bench_round_trip [BACKBONE | MODEL]`: a bare backbone, by default the shipped one, or the guided
-field of a model. What an autoencoder loses is told apart: the trip starts at what it makes of the faces.
+`python -m benchmarks.bench_round_trip [BACKBONE | MODEL]`: a bare backbone, by default the shipped one, or the
+guided field of a model. What an autoencoder loses is told apart: the trip starts at what it makes of the faces.
 """
 
 from __future__ import annotations

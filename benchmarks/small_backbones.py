@@ -46,7 +46,7 @@ def fit(network: nn.Module, loss: Loss, batches: Batches, images: int, seed: int
     named = list(network.named_parameters())
     inner = [p for name, p in named if p.ndim >= 2 and not any(part in name for part in BY_ADAM)]
     others = [p for name, p in named if p.ndim < 2 or any(part in name for part in BY_ADAM)]
-    groups = [{"params": inner, "orthogonal": True}, {"params": others}]
+    groups: list[dict[str, Any]] = [{"params": inner, "orthogonal": True}, {"params": others}]
     optimizer, began, recent = MuonAdam(groups, lr=RATE, betas=(0.9, 0.99)), time.perf_counter(), float("nan")
     network.train()
     with progress_bar(label, images, unit="images") as advance:
