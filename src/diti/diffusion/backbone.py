@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -149,20 +149,24 @@ def as_bytes(tensor: Tensor) -> bytes:
 # ---- Load -------------------------------------------------------------------------------------------------
 
 
-def load_backbone(source: str | Path, device: Device = AUTO) -> Backbone:
+def load_backbone(source: str | Path, device: Device = AUTO, **chosen: Any) -> Backbone:
     """A backbone from a folder, the name of a shipped one, or a hub id; every weight must fit.
 
     device: where it is put, such as "cuda:1"; by default a GPU where torch finds one.
 
     A folder is one that `Backbone.save` wrote, a diffusers pipeline, or a bare network of one. `file.py:function`
-    is Python code of your own: see `diti.backbone`.
+    is Python code of your own: see `diti.backbone`. chosen: of a pipeline, instead of what its backbone.json says:
+    prompt or label, what it is always told; size of its pictures, px, where it allows several; blocks, by name,
+    whose outputs are the features.
     """
     if is_code(source):
+        require_nothing(chosen, str(source))
         return located(BY_CODE).from_code(str(source)).eval().to(decide(device))
     folder = locate(source)
     for name in NETWORKS:
         if (folder / name / "config.json").is_file():
-            return open_network(folder, folder / name).eval().to(decide(device))
+            home = folder.parent if not name and folder.name in NETWORKS else folder
+            return open_network(home, folder / name, chosen).eval().to(decide(device))
     if is_of_code(folder):
         settings = read_settings(folder / DESCRIPTION)
         return located(BY_CODE).reopened(folder, settings).eval().to(decide(device))
@@ -172,7 +176,13 @@ def load_backbone(source: str | Path, device: Device = AUTO) -> Backbone:
     )
 
 
-def open_network(home: Path, folder: Path) -> Backbone:
+def require_nothing(chosen: Mapping[str, Any], source: str) -> None:
+    """InputError for choices where there is nothing to choose."""
+    if chosen:
+        raise InputError(f"{', '.join(chosen)} can be chosen of a pipeline of diffusers, and {source} is none")
+
+
+def open_network(home: Path, folder: Path, chosen: Mapping[str, Any]) -> Backbone:
     """The backbone over the network in `folder`, by the class that its config names; on the CPU."""
     config = read_settings(folder / "config.json")
     name = str(config.get("_class_name", "UNet2DModel"))
@@ -184,7 +194,10 @@ def open_network(home: Path, folder: Path) -> Backbone:
         raise InputError(f"the network is a {name}; a backbone is one of {', '.join(KINDS)}: {folder}")
     with complaints_about(folder / "config.json"):
         own = located(OWN)
-        return own.open(home, folder) if own.suits(home, config) else located(KINDS[name]).open(home, folder)
+        if own.suits(home, config):
+            require_nothing(chosen, str(home))
+            return own.open(home, folder)
+        return located(KINDS[name]).open(home, folder, **chosen)
 
 
 def is_code(source: object) -> bool:

@@ -119,4 +119,4 @@ def read_autoencoder(folder: Path) -> Latents:
     name = read_settings(folder / "config.json").get("_class_name")
     if name not in AUTOENCODERS:
         raise InputError(f"{folder} holds a {name}; a backbone's autoencoder is one of {', '.join(AUTOENCODERS)}")
-    return Latents(read_network_of(getattr(diffusers, name), folder))
+    return Latents(read_network_of(getattr(diffusers, name), folder).float())

@@ -11,7 +11,7 @@ import tyro
 from diti.config import PretrainConfig, SolveConfig, TrainConfig
 from diti.core.device import HOST
 from diti.core.errors import InputError
-from diti.core.ranges import COUNT, SIDES
+from diti.core.ranges import COUNT, NUMBER, SIDES
 from diti.presets import PRESETS
 from diti.verbs.common import (
     ComputeOn,
@@ -184,7 +184,7 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Bring a diffusion model from elsewhere: the authors' or PDAE's files, any diffusers UNet2DModel."""
+    """Bring a diffusion model from elsewhere: the authors' or PDAE's files, a pipeline of diffusers."""
 
     src: Given  # folder with config.yml and checkpoint, a .pt file, a diffusers folder, or a hub id
     out: Path  # folder to write: a backbone, or a model where the files hold an encoder
@@ -192,14 +192,18 @@ class Convert:
     partition: Name = None  # of a trained model without a config of its run: staged, balanced
     subsets: Number = None  # K of that partition
     data: Name = None  # training images, for the mean and std of z of a trained model
+    prompt: Name = None  # of a text-conditional pipeline: what it is always told, instead of nothing
+    label: Annotated[Number, *NUMBER] = None  # of a class-conditional pipeline: its class, instead of none
+    blocks: Names = ()  # of a pipeline: names of the blocks whose outputs are the features
     device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.interop.convert import convert
 
         lines = convert(
-            self.src, self.out, size=self.size, partition=self.partition, subsets=self.subsets, data=self.data
-        )
+            self.src, self.out, size=self.size, partition=self.partition, subsets=self.subsets, data=self.data,
+            prompt=self.prompt, label=self.label, blocks=self.blocks,
+        )  # fmt: skip
         print("\n".join(lines))
         if not (self.out / "model.json").is_file():
             next_command("sample", self.out, "-n", 16, "--out", "samples.png")

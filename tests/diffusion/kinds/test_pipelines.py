@@ -11,8 +11,12 @@ from pipelines import LATENT, PIPELINES, SIZE, flow, latent, unet, write
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
+from diti.diffusion import files
 from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.kinds import pipeline
 from diti.diffusion.schedule import gather
+
+OTHERS = ("flow", "stable diffusion XL", "stable diffusion 3", "Flux")  # whose schedulers are not DDIM
 
 
 def x_t(backbone: Backbone, seed: int = 0) -> torch.Tensor:
@@ -23,7 +27,7 @@ def faces(count: int = 2) -> torch.Tensor:
     return to_float(toyfaces.render(toyfaces.sample(count, 0), SIZE))
 
 
-@pytest.mark.parametrize("name", [name for name in PIPELINES if name != "flow"])
+@pytest.mark.parametrize("name", [name for name in PIPELINES if name not in OTHERS])
 def test_u_is_what_the_scheduler_makes_of_the_network(name, tmp_path):
     backbone = load_backbone(PIPELINES[name](tmp_path), "cpu")
     scheduler = diffusers.DDIMScheduler.from_pretrained(tmp_path / "scheduler")
@@ -143,3 +147,45 @@ def test_other_networks_are_refused_by_name(tmp_path):
         InputError, match="the network is a UNet3DConditionModel; a backbone is one of UNet2DModel"
     ):
         load_backbone(tmp_path, "cpu")
+
+
+def test_half_precision_is_kept_in_the_file_and_computed_in_full(tmp_path):
+    latent(tmp_path)
+    network = diffusers.UNet2DModel.from_pretrained(tmp_path / "unet").half()
+    shutil.rmtree(tmp_path / "unet")
+    network.save_pretrained(tmp_path / "unet", variant="fp16")
+    backbone = load_backbone(tmp_path, "cpu")
+    x, t = x_t(backbone), torch.tensor([10, 900])
+    with torch.no_grad():
+        expected = network.float()(x, t).sample
+    assert torch.equal(backbone(x, t), expected) and backbone.network.dtype == torch.float32
+    backbone.save(tmp_path / "saved")
+    file = tmp_path / "saved" / "unet" / "diffusion_pytorch_model.fp16.safetensors"
+    assert file.read_bytes() == (tmp_path / "unet" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize(("least", "expected"), [(1, torch.bfloat16), (10**9, torch.float32)])
+def test_a_large_network_is_bfloat16_on_a_gpu_that_has_it(least, expected, tmp_path, monkeypatch):
+    """What happens when it is moved; the move itself is to where it is, for want of a GPU."""
+    backbone = load_backbone(latent(tmp_path), "cpu")
+    monkeypatch.setattr(pipeline, "on_host", lambda place: False)
+    monkeypatch.setattr(pipeline, "has_bf16", lambda device: True)
+    monkeypatch.setattr(pipeline, "LARGE", least)
+    holder = torch.nn.ModuleList([backbone]).to("cpu")
+    assert holder[0].network.dtype == expected
+    assert backbone.pictures.autoencoder.dtype == torch.float32
+    monkeypatch.setenv("DITI_PRECISION", "float32")
+    assert holder.to("cpu")[0].network.dtype == torch.float32
+
+
+def test_of_a_repository_each_weight_is_wanted_once():
+    wanted = ["model_index.json", "unet/config.json", "unet/diffusion_pytorch_model.safetensors"]
+    shards = [f"transformer/diffusion_pytorch_model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    old = ["vae/config.json", "vae/diffusion_pytorch_model.bin"]
+    others = [
+        "unet/diffusion_pytorch_model.bin", "unet/diffusion_pytorch_model.fp16.safetensors", "README.md",
+        "text_encoder/model.safetensors", "unet/diffusion_pytorch_model.non_ema.safetensors", "picture.png",
+    ]  # fmt: skip
+    assert sorted(files.needed([*others, *wanted, *shards, *old])) == sorted([*wanted, *shards, *old])
+    model = ["model.json", "encoder/model.safetensors", "stats.safetensors", "decoder/config.json"]
+    assert sorted(files.needed([*model, "card.md"])) == sorted(model)

@@ -1,4 +1,4 @@
-"""Kinds that are told more than time: a step is that of diffusers' own pipeline, whose text encoders speak once."""
+"""Kinds that are told more than time: a step is that of diffusers' own pipeline."""
 
 import inspect
 import json
@@ -229,3 +229,34 @@ def test_the_prompt_is_encoded_by_the_pipeline_s_own_text_encoder(tmp_path):
     assert not torch.allclose(told[""], told["a face"], atol=1e-3)
     backbone.save(tmp_path / "saved")  # the copy needs no text encoder
     assert torch.equal(load_backbone(tmp_path / "saved", "cpu").told_text, told["a face"])
+
+
+# ---- As a user chooses -----------------------------------------------------------------------------------------
+
+
+def test_convert_writes_a_backbone_with_what_was_chosen(diti_here, tmp_path):
+    folder = PIPELINES["DiT"](tmp_path / "p")
+    words = ("--label", "3", "--blocks", "transformer_blocks.0", "--out", tmp_path / "b")
+    done = diti_here("convert", folder, *words)
+    assert done.returncode == 0 and "a backbone of" in done.stdout, done.stderr
+    backbone = load_backbone(tmp_path / "b", "cpu")
+    assert backbone.choices.label == 3 and backbone.blocks() == ("transformer_blocks.0",)
+    assert load_backbone(folder, "cpu", label=3, blocks=["transformer_blocks.0"]).digest() == backbone.digest()
+    sized = diti_here("convert", stable_diffusion(tmp_path / "sd"), "--size", "32", "--out", tmp_path / "c")
+    assert sized.returncode == 0 and load_backbone(tmp_path / "c", "cpu").size == 32
+    assert load_backbone(tmp_path / "c", "cpu").told_text.shape == (1, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "said"),
+    [
+        ("DiT", ("--label", "11"), "the network knows the classes 0 to 9"),
+        ("DiT", ("--prompt", "a face"), "is told no prompt"),
+        ("latent", ("--label", "1"), "is told no label"),
+        ("toyfaces32", ("--prompt", "a face"), "prompt can be chosen of a pipeline of diffusers"),
+    ],
+)
+def test_choices_that_do_not_fit(source, words, said, diti_here, tmp_path):
+    folder = PIPELINES[source](tmp_path / "p") if source in PIPELINES else source
+    done = diti_here("convert", folder, *words, "--out", tmp_path / "b")
+    assert done.returncode == 2 and said in done.stderr

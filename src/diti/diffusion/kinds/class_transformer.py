@@ -18,9 +18,12 @@ class ClassTransformerBackbone(PipelineBackbone):
 
     kind = "DiTTransformer2DModel pipeline"
     network_class = "DiTTransformer2DModel"
+    is_told = "label"
 
     @classmethod
-    def conditions(cls, home: Path, config: Mapping[str, Any], choices: Choices) -> dict[str, Tensor]:
+    def conditions(
+        cls, home: Path, config: Mapping[str, Any], choices: Choices, kept: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         classes = int(config["num_embeds_ada_norm"])
         label = classes if choices.label is None else choices.label  # behind the classes comes "none of them"
         if not 0 <= label <= classes:

@@ -55,25 +55,31 @@ class Choices:
     @classmethod
     def read(cls, path: Path) -> Choices:
         """Of a backbone.json; those of a pipeline that has none."""
-        content = read_settings(path) if path.is_file() else {}
+        return cls.checked(read_settings(path) if path.is_file() else {}, str(path))
+
+    @classmethod
+    def checked(cls, content: Mapping[str, Any], source: str) -> Choices:
+        """The choices of that content, whose keys and values must be known."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(content.keys() - known):
-            raise InputError(f"{path} has unknown keys {unknown}; known are {sorted(known)}")
-        blocks = content.pop("blocks", ())
-        if not isinstance(blocks, list | tuple) or not all(isinstance(name, str) for name in blocks):
-            raise InputError(f"{path}: blocks is {blocks!r}; give a list of names of blocks")
-        for name, kind in (("prompt", str), ("label", int | None), ("size", int | None)):
+            raise InputError(f"{source} has unknown keys {unknown}; known are {sorted(known)}")
+        wanted: dict[str, tuple[Any, str]] = {
+            "prompt": (str, "a text"),
+            "label": (int | None, "the number of a class"),
+            "size": (int | None, "a whole number of px"),
+            "blocks": (list | tuple, "a list of names of blocks"),
+        }
+        for name, (kind, words) in wanted.items():
             if not isinstance(content.get(name, getattr(cls, name)), kind):
-                raise InputError(
-                    f"{path}: {name} is {content[name]!r}; give {'a text' if kind is str else 'a number'}"
-                )
-        return cls(blocks=tuple(blocks), **content)
+                raise InputError(f"{source}: {name} is {content[name]!r}; give {words}")
+        return cls(**{**content, "blocks": tuple(content.get("blocks", ()))})
 
 
 class PipelineBackbone(WatchedBackbone):
     """A network of diffusers in its pipeline's folder `home`."""
 
     network_class: ClassVar[str]
+    is_told: ClassVar[str] = ""  # of a prompt or a label, where it takes either
     folders: ClassVar[tuple[str, ...]] = ("unet", "vae", "vqvae", "scheduler")
 
     def __init__(
@@ -87,14 +93,18 @@ class PipelineBackbone(WatchedBackbone):
         self.told_always = sorted(conditions)
         for name, tensor in conditions.items():
             self.register_buffer(f"told_{name}", tensor, persistent=False)
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time, self._full = threading.Lock(), False
 
     @classmethod
-    def open(cls, home: Path, folder: Path) -> Self:
-        """The pipeline whose network is in `folder`, strictly; on the CPU."""
+    def open(cls, home: Path, folder: Path, **chosen: Any) -> Self:
+        """The pipeline whose network is in `folder`, strictly; on the CPU. chosen: over its backbone.json."""
         import diffusers
 
-        choices = Choices.read(home / DESCRIPTION)
+        kept = Choices.read(home / DESCRIPTION)
+        choices = Choices.checked({**asdict(kept), **chosen}, "the choice")
+        for name in ("prompt", "label"):
+            if name != cls.is_told and getattr(choices, name) != getattr(Choices, name):
+                raise InputError(f"a {cls.kind} is told no {name}; leave it out")
         network = read_network_of(getattr(diffusers, cls.network_class), folder)
         held = autoencoder_folder(home)
         pictures = Pixels(int(network.config["in_channels"])) if held is None else read_autoencoder(held)
@@ -102,7 +112,8 @@ class PipelineBackbone(WatchedBackbone):
             side = cls.own_shape(network.config, pictures.side(1), choices.size)[1]
             patches = cls.patches(network.config, side)
             clock, predicts = Clock.of_scheduler(read_scheduler(home, folder), patches)
-        conditions = cls.conditions(home, network.config, choices)
+        known = kept_conditions(home) if choices.prompt == kept.prompt else {}
+        conditions = cls.conditions(home, network.config, choices, known)
         return cls(network, clock, predicts, pictures, home, folder, choices, conditions)
 
     # ---- What a kind says ----------------------------------------------------------------------------------
@@ -122,8 +133,10 @@ class PipelineBackbone(WatchedBackbone):
         return (side // int(config.get("patch_size", 1))) ** 2
 
     @classmethod
-    def conditions(cls, home: Path, config: Mapping[str, Any], choices: Choices) -> dict[str, Tensor]:
-        """What the network is told besides x_t and the time, each (1, ...)."""
+    def conditions(
+        cls, home: Path, config: Mapping[str, Any], choices: Choices, kept: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What the network is told besides x_t and the time, each (1, ...). kept: what is known of it already."""
         return {}
 
     @abstractmethod
@@ -156,17 +169,19 @@ class PipelineBackbone(WatchedBackbone):
         return sum(parameter.numel() for parameter in self.network.parameters())
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        if on_host(x) and self.network.dtype != torch.float32:  # few CPUs compute in half precision
-            with self._one_at_a_time:
+        if on_host(x) and not self._full:  # few CPUs compute in half precision
+            with self._one_at_a_time:  # images are run in several lanes
                 self.network.float()
+                self._full = True
         return super().forward(x, t)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Wherever it is moved to: a large network is bfloat16 on a GPU that has it."""
         super()._apply(fn, recurse)
-        wide = os.environ.get(PRECISION) == FULL
-        if not on_host(self.device) and self.weights >= LARGE and has_bf16(self.device) and not wide:
-            self.network.to(torch.bfloat16)
+        self._full = False
+        if not on_host(self.device):
+            large = self.weights >= LARGE and os.environ.get(PRECISION) != FULL
+            self.network.to(torch.bfloat16 if large and has_bf16(self.device) else torch.float32)
         return self
 
     def files(self) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.diffusion.files import complaints_about, fetch_more
-from diti.diffusion.kinds.pipeline import CONDITIONS, kept_conditions
+from diti.diffusion.kinds.pipeline import CONDITIONS
 
 Encode = Callable[[Any, str], dict[str, Tensor]]  # a pipeline with text encoders alone, and the prompt
 WANTED = ("*.json", "*.txt", "*.model", "*.safetensors")  # of the folders of tokenizers and text encoders
@@ -25,9 +25,7 @@ WANTED = ("*.json", "*.txt", "*.model", "*.safetensors")  # of the folders of to
 def prompt_conditions(
     home: Path, pipeline: str, prompt: str, encode: Encode, absent: Sequence[str]
 ) -> dict[str, Tensor]:
-    """What is kept in the folder, else what `encode` says of the prompt. absent: parts that it does not need."""
-    if kept := kept_conditions(home):
-        return kept
+    """What `encode` says of the prompt, by the folder's text encoders. absent: parts that it does not need."""
     if importlib.util.find_spec("transformers") is None:
         raise InputError(
             f"{home} holds no {CONDITIONS}: what its network is told of the prompt {prompt!r} is computed by its "

@@ -35,10 +35,13 @@ class PixArtBackbone(_TextTransformer):
 
     kind = "PixArtTransformer2DModel pipeline"
     network_class = "PixArtTransformer2DModel"
+    is_told = "prompt"
 
     @classmethod
-    def conditions(cls, home: Path, config: Mapping[str, Any], choices: Choices) -> dict[str, Tensor]:
-        return prompt_conditions(home, "PixArtAlphaPipeline", choices.prompt, _with_mask, ABSENT)
+    def conditions(
+        cls, home: Path, config: Mapping[str, Any], choices: Choices, kept: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        return kept or prompt_conditions(home, "PixArtAlphaPipeline", choices.prompt, _with_mask, ABSENT)
 
     def ask(self, x: Tensor, time: Tensor) -> Tensor:
         more: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
@@ -57,10 +60,13 @@ class SD3Backbone(_TextTransformer):
 
     kind = "SD3Transformer2DModel pipeline"
     network_class = "SD3Transformer2DModel"
+    is_told = "prompt"
 
     @classmethod
-    def conditions(cls, home: Path, config: Mapping[str, Any], choices: Choices) -> dict[str, Tensor]:
-        return prompt_conditions(home, "StableDiffusion3Pipeline", choices.prompt, _of_sd3, ABSENT)
+    def conditions(
+        cls, home: Path, config: Mapping[str, Any], choices: Choices, kept: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        return kept or prompt_conditions(home, "StableDiffusion3Pipeline", choices.prompt, _of_sd3, ABSENT)
 
     def ask(self, x: Tensor, time: Tensor) -> Tensor:
         output: Tensor = self.network(
@@ -75,10 +81,13 @@ class FluxBackbone(_TextTransformer):
 
     kind = "FluxTransformer2DModel pipeline"
     network_class = "FluxTransformer2DModel"
+    is_told = "prompt"
 
     @classmethod
-    def conditions(cls, home: Path, config: Mapping[str, Any], choices: Choices) -> dict[str, Tensor]:
-        return prompt_conditions(home, "FluxPipeline", choices.prompt, _of_flux, ABSENT)
+    def conditions(
+        cls, home: Path, config: Mapping[str, Any], choices: Choices, kept: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        return kept or prompt_conditions(home, "FluxPipeline", choices.prompt, _of_flux, ABSENT)
 
     @classmethod
     def own_shape(cls, config: Mapping[str, Any], factor: int, size: int | None) -> tuple[int, int]:

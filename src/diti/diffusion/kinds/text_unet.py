@@ -13,7 +13,7 @@ from diti.core.errors import InputError
 from diti.diffusion.kinds.pipeline import Choices, PipelineBackbone
 from diti.diffusion.kinds.prompts import prompt_conditions
 
-ABSENT = ("unet", "vae", "scheduler")  # not needed to encode a prompt
+ABSENT: tuple[str, ...] = ("unet", "vae", "scheduler")  # not needed to encode a prompt
 UNKNOWN = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type")  # in a config: more that it is told
 
 
@@ -22,16 +22,21 @@ class TextUNetBackbone(PipelineBackbone):
 
     kind = "UNet2DConditionModel pipeline"
     network_class = "UNet2DConditionModel"
+    is_told = "prompt"
 
     @classmethod
-    def conditions(cls, home: Path, config: Mapping[str, Any], choices: Choices) -> dict[str, Tensor]:
+    def conditions(
+        cls, home: Path, config: Mapping[str, Any], choices: Choices, kept: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         added = config.get("addition_embed_type")
         if added not in (None, "text_time") or any(config.get(name) is not None for name in UNKNOWN):
             raise InputError("the network is told more than a prompt; a backbone is Stable Diffusion 1, 2 or XL")
         if added == "text_time":
-            return prompt_conditions(home, "StableDiffusionXLPipeline", choices.prompt, _with_pooled, ABSENT)
+            return kept or prompt_conditions(
+                home, "StableDiffusionXLPipeline", choices.prompt, _with_pooled, ABSENT
+            )
         without = (*ABSENT, "safety_checker", "feature_extractor")
-        return prompt_conditions(home, "StableDiffusionPipeline", choices.prompt, _plain, without)
+        return kept or prompt_conditions(home, "StableDiffusionPipeline", choices.prompt, _plain, without)
 
     def caution(self) -> str:
         distilled = self.network.config.get("time_cond_proj_dim") is not None
