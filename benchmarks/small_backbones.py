@@ -1,4 +1,4 @@
-"""Small backbones of other kinds, trained on toy faces: what `bench_kinds` solves beside the pixel U-Net.
+"""Small backbones of other kinds, trained on toy faces: what docs/results.md solves beside the pixel U-Net.
 
 `python -m benchmarks.small_backbones KIND OUT [--seed S] [--images N]` trains one and writes a folder of diffusers
 that `--backbone OUT` opens, with a sheet of samples (and, of an autoencoder, of pictures before and after it):
@@ -206,7 +206,7 @@ def show(out: Path, dataset: Dataset, seed: int) -> None:
     print(f"autoencoder: MSE {F.mse_loss(after, pixels).item():.2e} of 16 validation images")
 
 
-KINDS = {"latent64": (latent64, 64, 48_000), "flow32": (flow32, 32, 36_000), "dit32": (dit32, 32, 28_000)}
+KINDS = {"latent64": (latent64, 64, 36_000), "flow32": (flow32, 32, 24_000), "dit32": (dit32, 32, 24_000)}
 
 
 def main() -> None:
