@@ -8,6 +8,7 @@ import sys
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from benchmarks import (
+    bench_cost,
     bench_data,
     bench_device,
     bench_edits,
@@ -22,6 +23,7 @@ from benchmarks import (
 )
 
 BENCHMARKS = {
+    "cost": bench_cost.main,
     "data": bench_data.main,
     "device": bench_device.main,
     "edits": bench_edits.main,

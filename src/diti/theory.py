@@ -123,6 +123,18 @@ def reconstructor(backbone: Backbone) -> Reconstruct:
     return u_theta
 
 
+@torch.no_grad()
+def held_by(backbone: Backbone, pixels: Tensor) -> Tensor:
+    """Pictures (N, 3, H, W) as a backbone has them, (N, C, h, h): what noise is added to."""
+    return torch.cat([backbone.encode(part.to(backbone.device)).cpu() for part in pixels.split(BATCH)])
+
+
+@torch.no_grad()
+def shown_by(backbone: Backbone, x0: Tensor) -> Tensor:
+    """The pictures (N, 3, H, W) that a backbone has as x0 (N, C, h, h)."""
+    return torch.cat([backbone.decode(part.to(backbone.device)).cpu() for part in x0.split(BATCH)])
+
+
 def time_grid(timesteps: int, points: int = GRID_POINTS) -> list[int]:
     """Time-steps from 0 to T-1, closer together at first, where the fine attributes are lost."""
     share = np.linspace(0, 1, points) ** 1.5

@@ -20,10 +20,11 @@ from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder
 from diti.core.settings import to_yaml
 from diti.data.sources import open_data
-from diti.diffusion.backbone import build_backbone, load_backbone
+from diti.diffusion.backbone import load_backbone
 from diti.diffusion.pretrain import Denoising, pretrain_backbone, target_and_output, validation_losses
 from diti.diffusion.schedule import dm_loss_eps
 from diti.diffusion.start_run import settled
+from diti.diffusion.unet import build_backbone
 
 TINY = (
     "--data", "toyfaces:200", "--size", "16", "--unshuffle", "2", "--channels", "8", "16", "--layers", "1",

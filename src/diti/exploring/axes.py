@@ -89,13 +89,15 @@ def removed_by(model: DiTi, dataset: Dataset, groups: Sequence[Sequence[int]], i
     """
     mean, _ = model.statistics()
     total = np.zeros(2 + len(groups))  # of the frozen model, with all of z, without each group
-    batches = list(fixed_batches(dataset, model.partition.timesteps, model.device, images))
+    shape = model.backbone.shape
+    batches = list(fixed_batches(dataset, model.partition.timesteps, model.device, images, shape=shape))
     steps = len(batches) * len(groups)
     with inference(model.decoder), progress_bar("what each axis removes", steps, unit="axes") as advance:
         for pixels, t, noise in batches:
             z = model.encode(pixels, value_range=MODEL_RANGE)
             codes = (model.partition.mask(code, t) for code in chain([z], held_at(z, mean.to(z), groups)))
-            for index, losses in enumerate(losses_with(model.decoder, pixels, t, noise, codes)):
+            x0 = model.backbone.encode(pixels)
+            for index, losses in enumerate(losses_with(model.decoder, x0, t, noise, codes)):
                 total[index] += losses.cpu().double().sum().item()
                 advance(int(index > 1))
     return (total[2:] - total[1]) / total[0]

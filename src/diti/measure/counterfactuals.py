@@ -199,7 +199,7 @@ class EditStudy:
         record: dict[str, Any] = {
             "model": self.source, "method": self.model.method, "subsets": self.model.partition.subsets,
             "encoder": encoder_hash(self.model.encoder),
-            "weights": sha256_parts(locate(self.source), ("encoder", "decoder", "unet")),
+            "weights": sha256_parts(locate(self.source), ("encoder", "decoder", "unet", "transformer")),
             "data": {"name": self.dataset.name, "hash": self.dataset.hash, "images": len(self.dataset)},
             "predicted": sorted(predicted_columns(self.dataset)), "split": self.split,
             "settings": self.settings, "classifier": self.classifier_quality(), "left_out": self.left_out,

@@ -33,7 +33,7 @@ from diti.representation.features import encode_dataset, encoder_hash, metric_of
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import as_model, load
 from diti.representation.models.model import Model
-from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.encoder import OVER_BACKBONE, Encoder
 
 FIGURES = ("attributes", "weights", "against", "subsets", "cumulative")  # beside the record
 NOISES: tuple[Literal["inferred", "random"], ...] = ("inferred", "random")
@@ -190,7 +190,7 @@ def read_other(source: str, names: list[str], device: Device = AUTO) -> Model | 
 def sees_backbone(model: Model) -> Encoder | None:
     """The encoder of a model that sees images through its frozen backbone."""
     encoder = model.encoder
-    through = isinstance(model, DiTi) and encoder.description["kind"] == "backbone" and encoder.frozen
+    through = isinstance(model, DiTi) and encoder.description["kind"] in OVER_BACKBONE and encoder.frozen
     return encoder if through else None
 
 

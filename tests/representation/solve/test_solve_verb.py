@@ -19,7 +19,7 @@ from diti.core.images import to_float
 from diti.core.runs import RunFolder
 from diti.core.settings import load_yaml
 from diti.data.sources import open_data
-from diti.diffusion.backbone import build_backbone
+from diti.diffusion.unet import build_backbone
 from diti.reporting.runs import check_finished
 from diti.representation.solve import collect as collecting
 from diti.representation.solve import evidence as gathering

@@ -20,8 +20,9 @@ from diti.core.loop import loss_by_time
 from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
-from diti.diffusion.backbone import Backbone, build_backbone
+from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample
+from diti.diffusion.unet import build_backbone
 from diti.diffusion.validation import fixed_batches
 from diti.presets import preset
 from diti.representation.checks import RECONSTRUCTIONS, save_reconstructions

@@ -85,6 +85,10 @@ class DecodingModel(Model, ABC):
     def with_decoder(self) -> DecodingModel:
         return self
 
+    def at_best(self, pixels: Tensor) -> Tensor:
+        """(N, 3, H, W) what no code and no noise can improve: pictures as the decoder could give them at best."""
+        return pixels
+
     @torch.no_grad()
     def decode(
         self,

@@ -13,15 +13,16 @@ from diti.diffusion.files import locate, read_settings
 from diti.representation.models.axes import AXES, read_axes
 from diti.representation.models.axis_names import read_names
 from diti.representation.models.decoding import DecodingModel
+from diti.representation.models.diffusion import load_diti
 from diti.representation.models.model import Model, read_metric, require_known_format, require_parts
 from diti.representation.registry import find_method
 
 
-def load(source: str | Path, device: Device = AUTO) -> Model:
+def load(source: str | Path, device: Device = AUTO, *, backbone: Backbone | None = None) -> Model:
     """A model from a folder, the name of a shipped one, or a hub id; strictly all of it.
 
     device: where it is put, and where it gives its tensors, such as "cuda:1"; by default a GPU where torch finds
-    one, or what DITI_DEVICE names.
+    one, or what DITI_DEVICE names. backbone: what the model was solved with, where that was made in Python.
 
     z = diti.load("faces64-diti").encode(images)
     model = diti.load("faces64-diti").with_decoder()  # a `DecodingModel`, for type checkers too
@@ -35,7 +36,9 @@ def load(source: str | Path, device: Device = AUTO) -> Model:
         method = find_method(name)
     except InputError as error:
         raise InputError(f"{folder / 'model.json'}: {error}") from None
-    model = method.load(folder)
+    if backbone is not None and not method.needs_backbone:
+        raise InputError(f"{folder} holds a {name} model, which has no frozen diffusion model; leave backbone out")
+    model = method.load(folder) if backbone is None else load_diti(folder, backbone)
     model.axis_names = read_names(folder, model.dims)
     model.metric = read_metric(folder)
     model.axes = read_axes(folder / AXES, model.partition)
