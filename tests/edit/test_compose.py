@@ -164,10 +164,11 @@ def test_the_papers_scale_is_another_way_to_say_a_strength(model, directions, fa
 
 def test_holding_and_composing_never_make_a_step_that_leaves_the_data(model, directions, faces, caplog):
     """As from few labels, a kept reading is nearly that of what moves: the step is cut, in the deviations of z."""
-    hat, smile = directions
-    near = replace(
-        smile, reading=hat.reading + 0.02 * smile.reading, response=hat.response + 0.02 * smile.response
-    )
+    smile = directions[1]
+    hat = replace(directions[0], conditional=directions[0].reading)
+    aside = smile.reading - (smile.reading @ hat.reading) / (hat.reading @ hat.reading) * hat.reading
+    aside *= 0.4 * np.linalg.norm(hat.reading) / np.linalg.norm(aside)
+    near = replace(smile, reading=hat.reading + aside, response=hat.reading + aside)  # exact: 2.7 times as long
     std = model.std.double().numpy()
     alone = np.linalg.norm(step_for(model, [hat], [1.5]) / std)
     with caplog.at_level("WARNING"):
