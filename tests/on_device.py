@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pipelines import PIPELINES
 from safetensors.torch import load_file
 from tiny import SHAPE, tiny_backbone, tiny_model
 
@@ -36,6 +37,7 @@ from diti.measure.sufficiency import sufficiency
 from diti.representation.train import train_model
 from diti.representation.train_latent import fit_latent
 
+KINDS = ("latent", "Flux")  # betas and a U-Net; a flow and a transformer that is told a prompt
 DEVICES, LABELS = ("cpu", "pretend"), ("background", "brightness", "hat")
 SIZE, STEPS = 16, 3
 CODE = EncoderConfig(encoder="residual", code_dim=8, encoder_channels=(8, 16))
@@ -243,6 +245,21 @@ def test_solve_over_features_of_another_network_and_without_a_folder(both, made)
         return z, model.reconstruct(faces, sampling_steps=STEPS, z=z)
 
     both(path, 2e-3)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_backbones(both, made, tmp_path, name):
+    folder = PIPELINES[name](tmp_path / "pipeline")
+
+    def path(device, out):
+        model = diti.solve(made / "data", str(folder), device=device, axes="ordered", **SOLVED)
+        faces = to_float(diti.open_data(made / "data", SIZE).pixels(np.arange(2)))
+        z = model.encode(faces, value_range=(-1, 1))
+        again = model.reconstruct(faces, sampling_steps=STEPS, z=z, value_range=(-1, 1))
+        assert z.device == again.device == model.device == decide(device)
+        return z, model.encode(again.clamp(-1, 1), value_range=(-1, 1)), samples(model.backbone, 2, 0, STEPS)
+
+    both(path, 5e-3)
 
 
 def narrow(device: torch.device) -> torch.dtype:

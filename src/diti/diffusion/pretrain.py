@@ -31,7 +31,7 @@ from diti.diffusion.memorised import save_nearest, warning
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample, training_weight
 from diti.diffusion.start_run import open_together, settled, start_run
 from diti.diffusion.suited import suited_to
-from diti.diffusion.unet import build_backbone
+from diti.diffusion.unet import build_backbone, require_unet
 from diti.diffusion.validation import fixed_batches
 from diti.presets import AUTO
 from diti.presets import preset as named_preset
@@ -134,7 +134,9 @@ def pretrain_backbone(
     config = replace(config, training=settled(config, out, device))
     accelerator, run = make_accelerator(config.training, device), RunFolder(out)
     backbone = (
-        load_backbone(config.init, HOST) if config.init else build_backbone(config.backbone, config.training.seed)
+        require_unet(load_backbone(config.init, HOST))
+        if config.init
+        else build_backbone(config.backbone, config.training.seed)
     )
     backbone.train()
     check_batch(config.training, accelerator.num_processes)

@@ -21,6 +21,7 @@ from diti.data.prepared import Dataset, training_batches
 from diti.data.sources import place_of
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.start_run import FREE, open_together, settled, start_run
+from diti.diffusion.unet import require_unet
 from diti.presets import preset as named_preset
 from diti.presets import train_preset
 from diti.representation.finish import finish, training_statistics
@@ -51,6 +52,8 @@ def train_model(
     config = replace(config, training=settled(config, out, device))
     accelerator = loop.make_accelerator(config.training, device)
     backbone = backbone or frozen_backbone(method, config)
+    if backbone:
+        require_unet(backbone)
     loop.check_batch(config.training, accelerator.num_processes)
     size = backbone.size if backbone else named_preset(config.preset).backbone.size
     method.validate(config, backbone or size)
