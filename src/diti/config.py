@@ -43,7 +43,7 @@ Weight = Annotated[float, *ANY]
 Positive = Annotated[float, *POSITIVE]
 Inside = Annotated[float, *INSIDE]
 _DATA = "images: a dataset folder, a folder of images, faces or toyfaces[:N]"
-_BACKBONE = "frozen diffusion model: a folder, a shipped name or a hub id"
+_BACKBONE = "frozen diffusion model: a folder, a hub id, a shipped name, or for solve your file.py:function"
 Data = Annotated[str, tyro.conf.arg(help=_DATA, help_behavior_hint=unless_none)]
 BackboneName = Annotated[str, tyro.conf.arg(help=_BACKBONE, help_behavior_hint=unless_none)]
 
