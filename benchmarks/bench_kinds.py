@@ -1,7 +1,8 @@
 """What `diti solve` costs over well-known diffusion models: computed from their shapes, without their weights.
 
 `python -m benchmarks.bench_kinds`: FLOPs of one call and weights of each network, laid out without memory; the
-minutes follow from a rate that is assumed, not measured. Nothing is downloaded, and nothing here says how good a code is.
+minutes follow from a rate that is assumed, not measured. Nothing is downloaded, and nothing here says how good a
+code is.
 """
 
 from __future__ import annotations

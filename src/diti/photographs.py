@@ -31,10 +31,10 @@ from diti.representation.partition import THIRDS
 
 MODEL, DATA = "faces64-diti", "faces"
 EDITS = {  # reading → what less and more of it is called, and how far it goes, as a strength
-    "yaw": ("looks left", "looks right", 3),
-    "mouth_open": ("mouth shut", "mouth open", 3),
-    "age": ("younger", "older", 3),
-    "female": ("male", "female", 3),
+    "yaw": ("looks left", "looks right", 2),
+    "mouth_open": ("mouth shut", "mouth open", 2),
+    "age": ("younger", "older", 2),
+    "female": ("male", "female", 2),
     "hair_light": ("darker hair", "lighter hair", 2),
     "background_light": ("darker wall", "lighter wall", 2),
 }

@@ -157,7 +157,7 @@ def test_a_network_that_learns_sigma_gives_its_mean():
     assert torch.equal(backbone(x, t), F.pixel_shuffle(out[:, :12], 2))
 
 
-class Oracle(Backbone):
+class Oracle(UNetBackbone):
     """Knows the image and the noise, and says them in the words of its prediction type."""
 
     def tell(self, x0: Tensor, noise: Tensor) -> Oracle:

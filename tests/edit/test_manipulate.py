@@ -30,7 +30,7 @@ from diti.edit.directions import (
     Direction,
     code_space_hash,
     conditional_pattern,
-    learn_direction,
+    fit_direction,
     pattern_of,
     standardise,
 )
@@ -143,7 +143,7 @@ def test_the_conditional_pattern_leaves_to_other_labels_what_is_theirs():
 
 
 def test_a_learned_direction_knows_its_conditional_pattern_and_keeps_it(model, labelled, tmp_path):
-    learned = learn_direction(model, labelled, "amount", dims=2)
+    learned = fit_direction(model, labelled, "amount", dims=2)
     train = labelled.rows("train")
     codes = standardise(encode_dataset(model, labelled)[train], learned.mean, learned.std)
     labels = labelled.labels(["mark", "amount"])[train].astype(np.float64)  # the others are the same everywhere
@@ -283,7 +283,7 @@ def test_on_the_authors_network(parity):
 
 
 def test_a_planted_attribute_is_learned_on_the_training_rows(model, labelled):
-    direction = learn_direction(model, labelled, "mark", dims=2)
+    direction = fit_direction(model, labelled, "mark", dims=2)
     assert direction.dims == (1, 4) == tuple(np.flatnonzero(direction.weight))
     assert direction.weight[1] > 0 > direction.weight[4]
     assert (direction.metric, direction.method, direction.data, direction.data_hash) == (
@@ -296,24 +296,24 @@ def test_a_planted_attribute_is_learned_on_the_training_rows(model, labelled):
     assert direction.chance == pytest.approx(labelled.labels(["mark"])[140:].mean())
     codes = model.encode(labelled.images).numpy()
     np.testing.assert_allclose(direction.std, codes[:140].std(0), rtol=1e-4)  # this model has no statistics
-    again = learn_direction(model, labelled, "mark", dims=2, codes=codes)
+    again = fit_direction(model, labelled, "mark", dims=2, codes=codes)
     np.testing.assert_array_equal(again.weight, direction.weight)
     spoiled = codes.copy()
     spoiled[140:] = 0  # validation rows take no part in the fit
-    other = learn_direction(model, labelled, "mark", dims=2, codes=spoiled)
+    other = fit_direction(model, labelled, "mark", dims=2, codes=spoiled)
     np.testing.assert_array_equal(other.weight, direction.weight)
     assert other.score == pytest.approx(direction.chance)
 
 
 def test_the_models_own_statistics_are_used_where_it_has_them(model, labelled):
     own = dataclasses.replace(model, mean=torch.full((12,), 0.5), std=torch.full((12,), 2.0))
-    direction = learn_direction(own, labelled, "mark", dims=2, selection="weight")
+    direction = fit_direction(own, labelled, "mark", dims=2, selection="weight")
     assert (direction.mean == 0.5).all() and (direction.std == 2).all()
     assert direction.encoder != code_space_hash(model)
 
 
 def test_a_continuous_attribute_gets_a_ridge_direction(model, labelled):
-    direction = learn_direction(model, labelled, "amount", dims=1, selection="probmask")
+    direction = fit_direction(model, labelled, "amount", dims=1, selection="probmask")
     assert (direction.method, direction.metric, direction.dims, direction.chance) == ("ridge", "r", (7,), 0)
     assert direction.weight[7] > 0 and direction.score > 0.95
     assert "r 0.9" in direction.summary()
@@ -335,10 +335,10 @@ def test_what_cannot_be_learned_is_told_in_one_line(model, labelled):
         ("mark", {"dims": 2, "codes": np.zeros((3, 12), np.float32)}, r"codes have shape \(3, 12\)"),
     ):
         with pytest.raises(InputError, match=message):
-            learn_direction(model, labelled, attribute, **options)
+            fit_direction(model, labelled, attribute, **options)
     for split in ("train", "valid"):
         with pytest.raises(InputError, match=rf"has no {split} rows"):
-            learn_direction(model, without(labelled, split), "mark", dims=2)
+            fit_direction(model, without(labelled, split), "mark", dims=2)
 
 
 # ---- On disk ----------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_a_direction_is_learned_once_and_then_found(model, labelled, tmp_path):
     first, new = find_or_learn_direction(model, tmp_path, labelled, "mark", 3, "weight", codes=codes)
     again, new_again = find_or_learn_direction(model, tmp_path, labelled, "mark", 3, "weight", codes=codes)
     assert (new, new_again, len(asked)) == (True, False, 1)
-    plain = learn_direction(model, labelled, "mark", 3, "weight")
+    plain = fit_direction(model, labelled, "mark", 3, "weight")
     for found in (first, again):
         assert found.dims == plain.dims
         np.testing.assert_array_equal(found.weight, plain.weight)

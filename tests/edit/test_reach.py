@@ -15,7 +15,7 @@ from diti.edit.compose import Handle
 from diti.edit.directions import Direction, code_space_hash
 from diti.edit.invert import Inverted
 from diti.edit.manipulate import manipulate
-from diti.edit.reach import CLIPPED, GRID, Drawn, Trial, beyond, ends_of, even_strengths, reach_of, within
+from diti.edit.reach import CLIPPED, GRID, RANGED, Drawn, Trial, beyond, ends_of, even_strengths, reach_of, within
 from diti.representation.features import encode_dataset
 
 STILL = Drawn(reading=5.0, distance=1.0, clipped=0.1, seen=0.0)
@@ -82,7 +82,7 @@ def test_what_is_measured_is_what_the_model_draws(model, faces):
     """The reading is that of the code of the drawn picture; what is seen is its change; the limit holds."""
     images = torch.from_numpy(faces).permute(0, 3, 1, 2) / 127.5 - 1
     mean, std = torch.zeros(model.dims), torch.ones(model.dims)
-    trial = Trial(Inverted.of(model, images, 2), 1e9, mean, std)
+    trial = Trial(Inverted.of(model, images, 2), np.arange(2), 1e9, mean, std)
     rng = numpy_generator(3, "handle")
     handle = Handle("it", rng.standard_normal(model.dims), *rng.standard_normal((2, model.dims)))
     handle = replace(handle, heading=handle.reading + 0.1 * handle.heading)
@@ -108,5 +108,9 @@ def test_a_trial_is_made_of_training_images_and_their_codes(model, tmp_path):
     mean, std = (s.numpy() for s in model.statistics())
     distances = np.sqrt((((train - mean) / std) ** 2).mean(1))
     assert trial.limit == pytest.approx(np.quantile(distances, 0.99), rel=1e-5)
+    np.testing.assert_allclose(codes[trial.rows], trial.start.z, atol=1e-4)
+    few = trial.few(torch.arange(len(trial.rows)) >= 5)
+    torch.testing.assert_close(few.start.z, trial.start.z[5 : 5 + RANGED])
+    assert len(trial.few(torch.zeros(len(trial.rows), dtype=torch.bool)).start.z) == RANGED
     near = [np.abs(train - z.numpy()).max(1).min() for z in trial.start.z]
     assert max(near) < 1e-4, "they are training images"

@@ -15,7 +15,7 @@ from diti.data.prepared import Dataset
 from diti.diffusion.files import locate
 from diti.edit.compose import push
 from diti.edit.direction_files import kept_direction, kept_names, load_direction, save_direction
-from diti.edit.directions import learn_direction, pattern_of
+from diti.edit.directions import fit_direction, pattern_of
 from diti.edit.examples import example_direction, pair_direction
 from diti.edit.strength import estimated_difference, examples_difference, usual_difference
 from diti.representation.models.loading import load
@@ -60,7 +60,7 @@ def test_one_is_the_usual_difference_of_the_reading(model, codes, labelled, alon
     """Whatever is followed: the linear reading, fitted anew here by a slow way, moves by exactly that."""
     train = labelled.rows("train")
     for name in ("glasses", "age"):
-        direction = learn_direction(model, labelled, name, dims, codes=codes).following(along)
+        direction = fit_direction(model, labelled, name, dims, codes=codes).following(along)
         reading = direction.reading / direction.std
         y = labelled.labels([name])[train, 0].astype(np.float64)
         moved = push(torch.from_numpy(codes).double(), direction, 1.0).numpy()
@@ -76,10 +76,10 @@ def test_one_is_the_usual_difference_of_the_reading(model, codes, labelled, alon
 
 
 def test_a_direction_follows_the_conditional_pattern_where_there_are_others(model, codes, labelled):
-    assert learn_direction(model, labelled, "age", codes=codes).along == "conditional"
-    assert learn_direction(model, labelled, "age", dims=4, codes=codes).along == "pattern"
+    assert fit_direction(model, labelled, "age", codes=codes).along == "conditional"
+    assert fit_direction(model, labelled, "age", dims=4, codes=codes).along == "pattern"
     alone = replace(labelled, table=labelled.table.drop_columns(["glasses"]))
-    assert learn_direction(model, alone, "age", codes=codes).along == "pattern"
+    assert fit_direction(model, alone, "age", codes=codes).along == "pattern"
 
 
 def test_the_usual_difference_by_hand():
@@ -91,7 +91,7 @@ def test_the_usual_difference_by_hand():
 @pytest.mark.parametrize("name", ["glasses", "age"])
 def test_files_of_earlier_versions_get_their_unit(model, codes, labelled, name, tmp_path):
     """From the weight, its pattern, the validation score and the share with it: within a few per cent."""
-    direction = learn_direction(model, labelled, name, codes=codes)
+    direction = fit_direction(model, labelled, name, codes=codes)
     old = replace(direction, reading=None, response=None)
     path = save_direction(old, tmp_path)
     found = load_direction(path)
@@ -142,7 +142,7 @@ def test_the_directions_in_the_box_know_their_unit():
 
 
 def test_what_tells_nothing_apart_has_no_unit(model, codes, labelled):
-    direction = learn_direction(model, labelled, "age", codes=codes)
+    direction = fit_direction(model, labelled, "age", codes=codes)
     blank = replace(direction, reading=None, pattern=0 * direction.pattern)
     with pytest.raises(InputError, match="tells nothing apart"):
         push(torch.zeros(1, DIMS), blank, 1.0)

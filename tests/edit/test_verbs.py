@@ -12,7 +12,7 @@ from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.edit.direction_files import load_direction
-from diti.edit.directions import learn_direction
+from diti.edit.trials import learn_direction
 from diti.representation.models.latent import load_latent
 
 

@@ -127,7 +127,7 @@ def test_who_it_is_and_what_should_stay_are_measured_too(faces, tmp_path):
     assert same["low"] <= same["value"] <= same["high"] <= 1 and record["manipulation"]["strangers"] < 1
     said = "\n".join(result_lines(record))
     assert "should stay: moved by" in said and "the same face: cosine" in said and "asked and got" in said
-    with pytest.raises(InputError, match=r"--fixed names 'wall'; what can be read here is brightness"):
+    with pytest.raises(InputError, match=r"--fixed names 'wall'; what can be read here is background, brightness"):
         counterfactuals(tmp_path / "model", faces, tmp_path / "out", judge=judge, fixed=["wall"])
     with pytest.raises(InputError, match="gave no numbers"):
         recognised_by(lambda pictures: {})(torch.zeros(1, 3, 4, 4))

@@ -24,6 +24,8 @@ from diti.core.ahead import Ahead, Batches
 from diti.core.device import AUTO, Device, allow_tf32, decide, has_bf16, on_host, pinned, sent
 from diti.core.errors import InputError
 from diti.core.health import STALLED, Line, stalled
+from diti.core.launch import processes
+from diti.core.meeting import meet
 from diti.core.objective import LossReport, Objective
 from diti.core.pace import Watch
 from diti.core.progress import progress_bar
@@ -46,7 +48,7 @@ def make_accelerator(config: TrainingConfig, device: Device = AUTO) -> Accelerat
     allow_tf32(chosen)
     if on_host(chosen) and precision != "no":
         _require_cpu_precision(precision)
-    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1  # the group of several is made once
+    alone = processes() == 1  # the group of several is made once
     # It keeps the precision and the device of the process's first training and refuses any other.
     AcceleratorState._reset_state(reset_partial_state=alone)
     told = {ACCELERATE_DEVICE: str(chosen)} if alone else {}
@@ -179,11 +181,12 @@ def settle(
             log.write_validation(images, evaluate(images) if main else {})
         if main and not finished and stalled(log.run.read_log()):
             print(STALLED + how_to_end(config, images))
-        standing.accelerator.wait_for_everyone()
+        meet()
     due = finished or _due(since, images, config.checkpoint_images)
     standing.good(line, between=not due)
     if due:
         standing.save()
+        meet()
 
 
 def how_to_end(config: TrainingConfig, images: int) -> str:

@@ -16,6 +16,7 @@ from diti.core.images import PICTURES, is_signed
 
 LONGEST_NAME = 220  # bytes of a file's name: file systems allow 255, and a temporary name needs some of them
 CODES = b"file,split,z0"  # how a table of codes begins; in a CSV each name may be quoted
+MOVES = b"edit,reading,mean_sd"  # and one of what edits move
 PAGE = b'<meta name="generator" content="diti">'
 NETWORK = b"diti_version"  # a property of every ONNX file
 MADE_BY_ANOTHER_VERB = "verb"  # in the run.json of a run folder, which is not a record of a measurement
@@ -100,4 +101,5 @@ def is_own(file: Path) -> bool:
         content = file.read_bytes()
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return content[: 2 * len(mark)].replace(b'"', b"").startswith(mark) if ending == ".csv" else mark in content
+    begins = content[: 2 * len(MOVES)].replace(b'"', b"")
+    return begins.startswith((mark, MOVES)) if ending == ".csv" else mark in content

@@ -34,11 +34,13 @@ from rich.markup import escape
 from diti.core.errors import InputError
 from diti.core.locks import LOCK, locked
 from diti.core.machine import available_cores
+from diti.core.part import Part
 from diti.core.progress import Advance, progress_bar
 from diti.core.runs import as_path, atomic_path, read_json, write_json, write_text
 from diti.data.attributes import SPLITS, attribute_kinds
 from diti.data.contents import IMAGES, TABLE, entries_of, read_contents
 from diti.data.decode import CROPS, Unreadable, check_crop, decode, picture_size
+from diti.data.joined import part_of
 from diti.data.parts import DONE, PIXELS, allocate, copy_readable, mark, open_parts, unfinished
 from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
 from diti.data.source import Read, ReadFiles, ReadOptions, Source
@@ -66,6 +68,7 @@ def prepare(
     attributes: str | Path | None = None,
     ignore: Sequence[str] = (),
     only_labelled: bool = False,
+    part: str | None = None,
     workers: int = 0,
     overwrite: bool = False,
 ) -> Dataset:
@@ -74,7 +77,8 @@ def prepare(
     src: a file or folder of any kind that can be read, faces[:N], toyfaces[:N], or a source that was found
     already, for which kind, attributes, ignore and only_labelled come too late. size: side of the images, px;
     None: the one that all of them have. crop: centre, celeba, lfw or whole; by default what the kind of data asks
-    for. attributes: table with a row per image. workers: processes that decode; 0: one per core.
+    for. attributes: table with a row per image. part: such as 3/16, of the images, into a folder in `out`, which
+    is one dataset with all parts. workers: processes that decode; 0: one per core.
 
         data = diti.prepare("photos", "data/mine", size=64)
     """
@@ -91,6 +95,8 @@ def prepare(
             log.warning("%s", note)
     crop = crop or source.crop
     check_crop(crop)
+    if part is not None:
+        source, out = part_of(source, out, Part.read(part))
     size = find_size(source, crop) if size is None else size
     if not 0 <= workers <= MOST_WORKERS:
         raise InputError(f"--workers {workers} is out of range; use 1 to {MOST_WORKERS}, or 0 for one per core")

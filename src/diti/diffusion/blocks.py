@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -29,16 +30,13 @@ def watch(network: nn.Module, names: Sequence[str]) -> None:
             f"the network has no block {missing[0]!r}; name blocks as named_modules() does, below {some}"
         )
     for name in names:
-        known[name].register_forward_hook(_writer(name))
+        known[name].register_forward_hook(partial(_write, name))  # no closure: models can be pickled
 
 
-def _writer(name: str) -> Callable[[nn.Module, Any, Any], None]:
-    def write(module: nn.Module, given: Any, output: Any) -> None:
-        seen = _SEEN.get()
-        if seen is not None:
-            seen[name] = output
-
-    return write
+def _write(name: str, module: nn.Module, given: Any, output: Any) -> None:
+    seen = _SEEN.get()
+    if seen is not None:
+        seen[name] = output
 
 
 def seen_by(names: Sequence[str], run: Callable[[], Any], tokens: tuple[int, int] | None = None) -> list[Tensor]:

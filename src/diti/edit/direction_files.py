@@ -17,12 +17,20 @@ from safetensors.torch import save_file
 from diti.core.errors import InputError, nearest
 from diti.core.runs import atomic_path
 from diti.data.prepared import Dataset
-from diti.diffusion.files import may_keep
-from diti.edit.directions import Direction, code_space_hash, how_to_choose, learn_direction, method_for
+from diti.diffusion.files import locate, may_keep
+from diti.edit.directions import Direction, code_space_hash, fit_direction, how_to_choose, method_for
 from diti.representation.models.model import Model
 
-ARRAYS = ("weight", "pattern", "mean", "std", "conditional", "reading", "response", "reach")
-LATER = {"conditional", "reading", "response", "reach"}  # not in files of earlier versions
+ARRAYS = ("weight", "pattern", "mean", "std", "conditional", "reading", "response", "reach", "place", "rest")
+LATER = {
+    "conditional",
+    "reading",
+    "response",
+    "reach",
+    "gain",
+    "place",
+    "rest",
+}  # not in earlier files
 FORMATS = ("3", "2")  # that are read; the first is written
 
 
@@ -53,9 +61,9 @@ def load_direction(path: Path) -> Direction:
         facts: dict[str, Any] = json.loads(metadata["direction"])
     except (SafetensorError, KeyError, OSError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is not a saved direction ({error}); delete it and learn it again") from None
-    known = {field.name for field in fields(Direction)} - (LATER - arrays.keys())
     if not isinstance(facts, dict) or not isinstance(facts.get("dims"), list):
         raise InputError(f"{path} is not a saved direction; delete it and learn it again")
+    known = {field.name for field in fields(Direction)} - (LATER - arrays.keys() - facts.keys())
     if metadata.get("format") not in FORMATS or {*facts, *arrays} != known:
         odd = ", ".join(sorted({*facts, *arrays} ^ known)) or f"format {metadata.get('format')}"
         raise InputError(f"{path} was written by another version ({odd}); delete it and learn it again")
@@ -64,7 +72,7 @@ def load_direction(path: Path) -> Direction:
     direction = Direction(**{**facts, **arrays, "dims": tuple(facts["dims"])})
     moved = tuple(np.flatnonzero(direction.weight).tolist())
     finite = all(np.isfinite(array).all() for array in arrays.values())
-    shapes = {array.shape for name, array in arrays.items() if name != "reach"}
+    shapes = {array.shape for name, array in arrays.items() if name not in ("reach", "place", "rest")}
     if not finite or len(shapes) > 1 or not set(moved) <= set(direction.dims):
         raise InputError(f"{path} is damaged: its arrays do not fit its dims; delete it and learn it again")
     return direction
@@ -79,7 +87,7 @@ def saved_direction(
     selection: str | None = None,
     seed: int = 0,
 ) -> Direction | None:
-    """The saved direction if it is what `learn_direction` would give for these arguments."""
+    """The saved direction if it is what `fit_direction` would give for these arguments."""
     path = direction_path(folder, attribute)
     if not path.exists():
         return None
@@ -110,7 +118,7 @@ def find_or_learn_direction(
     found = saved_direction(model, folder, dataset, attribute, dims, selection, seed)
     if found is not None:
         return found, False
-    learned = learn_direction(model, dataset, attribute, dims, selection, seed, codes() if codes else None)
+    learned = fit_direction(model, dataset, attribute, dims, selection, seed, codes() if codes else None)
     if may_keep(folder):
         save_direction(learned, folder)
     return learned, True
@@ -121,8 +129,12 @@ def kept_names(folder: Path) -> list[str]:
     return sorted(unquote(path.stem) for path in (folder / "attributes").glob("*.safetensors"))
 
 
-def kept_direction(folder: Path, attribute: str) -> Direction:
-    """A direction that the model folder keeps, for those who name no data."""
+def kept_direction(model: str | Path, attribute: str) -> Direction:
+    """A direction that a model folder keeps, or a model in the box, for those who have no labelled data.
+
+    older = diti.load("faces64-diti").manipulate(images, diti.kept_direction("faces64-diti", "age"), 2)
+    """
+    folder = locate(model)
     path, kept = direction_path(folder, attribute), kept_names(folder)
     if not path.is_file():
         known = f"it keeps {', '.join(kept)}" if kept else "it keeps none"

@@ -55,6 +55,9 @@ class Direction:
     reading: np.ndarray | None = None  # float64 (D,) tells it in all dims, in strengths; None: of earlier versions
     response: np.ndarray | None = None  # float64 (D,) Σ reading: how standardised codes vary with it
     reach: np.ndarray | None = None  # float64 (S, 2) strengths within the safe range, see `reach.py`
+    gain: float = 1.0  # how much farther the code goes for a picture to show as much, see `reach.py`
+    place: np.ndarray | None = None  # float16 (H, W) where in a picture it may change something, see `places.py`
+    rest: np.ndarray | None = None  # float16 (1, H, W) light that is added to a picture for a strength of 1
 
     @property
     def heading(self) -> np.ndarray:
@@ -66,10 +69,11 @@ class Direction:
     def told(self) -> tuple[np.ndarray, np.ndarray]:
         """Reading and response (D,): the reading rises by 1 with a strength of 1, see `strength.py`.
 
-        For a file of an earlier version both are those of its weight, and the difference is an estimate.
+        Where it was measured what pictures show of a step, that is `gain` usual differences of the code. For a
+        file of an earlier version both are those of its weight, and the difference is an estimate.
         """
         if self.reading is not None and self.response is not None:
-            return self.reading, self.response
+            return self.reading / self.gain, self.response / self.gain
         parts = self.method, self.metric, self.weight, self.pattern, self.score, self.chance
         unit = estimated_difference(*parts)
         if unit <= 0:
@@ -86,7 +90,7 @@ class Direction:
                 f"the direction of {self.attribute!r} was learned without labels of other attributes; "
                 "follow its pattern (--along pattern), or learn it from data with attributes"
             )
-        return replace(self, along=along)
+        return self if along == self.along else replace(self, along=along, gain=1.0, reach=None, rest=None)
 
     def scores(self, z: np.ndarray) -> np.ndarray:
         """Classifier scores (N,) of raw codes (N, D); positive means the attribute."""
@@ -163,10 +167,15 @@ def conditional_pattern(z: np.ndarray, labels: np.ndarray, column: int) -> np.nd
     A row of the regression of z on all labels together, in standard deviations. What goes with the attribute in
     the data, as make-up goes with sex, is left to its own label. A missing label (NaN) counts as the mean.
     """
+    return label_weights(labels, column) @ z.astype(np.float64)
+
+
+def label_weights(labels: np.ndarray, column: int) -> np.ndarray:
+    """float64 (N,) w: wᵀx is the coefficient of one label in the regression of x (N,) on all labels (N, A)."""
     y = labels.astype(np.float64) - np.nanmean(labels, axis=0, dtype=np.float64)
     y = np.nan_to_num(y / np.maximum(np.nanstd(y, axis=0), 1e-12))
-    moved = np.linalg.solve(y.T @ y / len(y) + RIDGE * np.eye(y.shape[1]), y.T @ z.astype(np.float64) / len(y))
-    return np.asarray(moved[column])
+    inverse = np.linalg.inv(y.T @ y / len(y) + RIDGE * np.eye(y.shape[1]))
+    return np.asarray(y @ inverse[:, column] / len(y))
 
 
 def code_space_hash(model: Model) -> str:
@@ -177,7 +186,7 @@ def code_space_hash(model: Model) -> str:
     return hashlib.sha256(encoder_hash(model.encoder).encode() + statistics).hexdigest()
 
 
-def learn_direction(
+def fit_direction(
     model: Model | str | Path,
     dataset: Dataset | str | Path,
     attribute: str,
@@ -193,9 +202,6 @@ def learn_direction(
     a sparse direction instead, as in the paper, which keeps to so many dims (by default 32, or a quarter of a
     short code) chosen by l1, weight or probmask, and follows its pattern; those of a continuous attribute are
     chosen by a ridge regression, whatever `selection` says.
-
-        smile = diti.learn_direction(model, data, "Smiling")
-        edited = model.manipulate(images, smile, scale=1)  # from the usual face without to the usual one with it
     """
     model = as_model(model, device)
     dataset = as_dataset(dataset, model.size)

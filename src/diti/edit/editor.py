@@ -6,6 +6,7 @@ Notation: N images, M variants, D dims of z.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from diti.diffusion.generate import SAMPLING_STEPS
 from diti.edit.compose import What, step_for
 from diti.edit.interpolate import check_scales
 from diti.edit.invert import Inverted
+from diti.edit.places import touch_of, touched
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.inputs import Images, as_batch
 
@@ -58,6 +60,11 @@ class Editor:
         """(N, D) codes of the images as they are."""
         return self._start.z
 
+    @cached_property
+    def rebuilt(self) -> Tensor:
+        """(N, 3, H, W) in [-1, 1]: the images as they are drawn without an edit."""
+        return self._start.shown(self.z, self._start.x_T)
+
     def moved(self, moves: Mapping[What, float], *, keep: Sequence[What] = ()) -> Tensor:
         """(N, D) codes with all of these moved together."""
         if not moves:
@@ -65,17 +72,26 @@ class Editor:
         step = step_for(self.model, list(moves), check_scales(list(moves.values())), keep)
         return self.z + torch.from_numpy(step).to(self.z)
 
-    def draw(self, moves: Mapping[What, float], *, keep: Sequence[What] = ()) -> Tensor:
-        """(N, 3, H, W) in [-1, 1]: the images with all of these moved; nothing moved is the reconstruction."""
-        return self.draw_each([moves], keep=keep)[0]
+    def draw(self, moves: Mapping[What, float], *, keep: Sequence[What] = (), local: bool = True) -> Tensor:
+        """(N, 3, H, W) in [-1, 1]: the images with all of these moved; nothing moved is the reconstruction.
 
-    def draw_each(self, variants: Sequence[Mapping[What, float]], *, keep: Sequence[What] = ()) -> Tensor:
+        local: a picture changes only where the attributes live that were learned from labels, see `places.py`.
+        """
+        return self.draw_each([moves], keep=keep, local=local)[0]
+
+    def draw_each(
+        self, variants: Sequence[Mapping[What, float]], *, keep: Sequence[What] = (), local: bool = True
+    ) -> Tensor:
         """(M, N, 3, H, W): each variant as `draw` does it, decoded together, which is quicker."""
         if not variants:
             raise InputError("no variant was given; give at least one")
         codes = torch.stack([self.moved(moves, keep=keep) for moves in variants])  # (M, N, D)
         noise = self._start.x_T.expand(len(codes), *self._start.x_T.shape)
-        return self._start.shown(codes.flatten(0, 1), noise.flatten(0, 1)).unflatten(0, codes.shape[:2])
+        drawn = self._start.shown(codes.flatten(0, 1), noise.flatten(0, 1)).unflatten(0, codes.shape[:2])
+        touches = [touch_of(moves) if local else None for moves in variants]
+        if not any(touches):
+            return drawn
+        return torch.stack([touched(d, self.rebuilt, touch) for d, touch in zip(drawn, touches, strict=True)])
 
     def strip(self, what: What, places: Sequence[float] = PLACES, *, keep: Sequence[What] = ()) -> Tensor:
         """(M, N, 3, H, W): one thing at several places, counted from where each image is."""

@@ -19,6 +19,7 @@ from diti.edit.compose import What, step_for, strength_at
 from diti.edit.directions import Direction
 from diti.edit.interpolate import check_scales
 from diti.edit.invert import Inverted
+from diti.edit.places import touch_of, touched
 from diti.edit.reach import beyond
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.diffusion import DiTi
@@ -53,6 +54,7 @@ def manipulate(
     scales: Sequence[float] = SCALES,
     *,
     keep: Sequence[What] = (),
+    local: bool = True,
     masked: bool = True,
     stop_guidance: float = 0.0,
     sampling_steps: int = SAMPLING_STEPS,
@@ -63,7 +65,8 @@ def manipulate(
 
     moves: a direction, moved by each of the scales, which are strengths (1: the usual difference, see
     `strength.py`); or several things with a strength each, all of them times each scale, see `compose.py`. keep:
-    what stays as it is read. masked: z is masked by the subset of the current t as in training; the authors' code
+    what stays as it is read. local: the picture changes only where the attribute lives in pictures, where that is
+    known, see `places.py`. masked: z is masked by the subset of the current t as in training; the authors' code
     does not mask here. stop_guidance: share of the last steps (the lowest t) that follow ε_θ alone, without z,
     while inverting too. value_range: of float images, as in `Model.encode`.
     """
@@ -72,8 +75,8 @@ def manipulate(
     variants = [{what: scale * strength for what, strength in wanted.items()} for scale in scales]
     result = manipulate_each(
         model, images, variants,
-        keep=keep, masked=masked, stop_guidance=stop_guidance, sampling_steps=sampling_steps, on_step=on_step,
-        value_range=value_range,
+        keep=keep, local=local, masked=masked, stop_guidance=stop_guidance, sampling_steps=sampling_steps,
+        on_step=on_step, value_range=value_range,
     )  # fmt: skip
     return replace(result, scales=tuple(scales))
 
@@ -93,6 +96,7 @@ def manipulate_each(
     variants: Sequence[Mapping[What, float]],
     *,
     keep: Sequence[What] = (),
+    local: bool = True,
     masked: bool = True,
     stop_guidance: float = 0.0,
     sampling_steps: int = SAMPLING_STEPS,
@@ -110,7 +114,9 @@ def manipulate_each(
     codes = torch.cat([z[None], z + steps.to(z)[:, None]])  # (1 + S, N, D), unchanged z first
     noises = start.x_T.expand(len(codes), *start.x_T.shape)
     decoded = start.decode(codes.flatten(0, 1), noises.flatten(0, 1), on_step).unflatten(0, codes.shape[:2])
-    return Manipulation(decoded[1:], tuple(float(i) for i in range(len(variants))), codes[1:], pixels, decoded[0])
+    touches = [touch_of(variant) if local else None for variant in variants]
+    edited = torch.stack([touched(d, decoded[0], touch) for d, touch in zip(decoded[1:], touches, strict=True)])
+    return Manipulation(edited, tuple(float(i) for i in range(len(variants))), codes[1:], pixels, decoded[0])
 
 
 def _warn_beyond(variants: Sequence[Mapping[What, float]]) -> None:

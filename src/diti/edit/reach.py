@@ -1,6 +1,6 @@
 """How far a direction may be followed: its safe range, and steps that are even in what is seen.
 
-Without anybody's labels: a few training images are drawn at rising strengths and read again by the encoder, until
+Without anybody's labels: a few training images are drawn at rising strengths and encoded again, until
 
     the reading of what was drawn rises by less than GROWTH of what it rose by at first, per unit of strength,
     the code of what was drawn lies farther out than all but a hundredth of the training images,
@@ -27,7 +27,8 @@ from diti.edit.invert import Inverted
 from diti.representation.models.decoding import DecodingModel
 
 GRID = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)  # strengths tried to each side
-IMAGES, STEPS = 6, 8
+IMAGES, STEPS = 16, 8
+RANGED = 6  # of the images, to each side of the safe range
 GROWTH = 0.3
 USUAL = 0.99  # of the training images
 CLIPPED = 0.05
@@ -50,6 +51,7 @@ class Trial:
     """A few images, inverted, on which directions are tried."""
 
     start: Inverted
+    rows: np.ndarray  # (N,) of the data
     limit: float  # distance of a code beyond which USUAL of the training images do not lie
     mean: Tensor  # (D,) of z
     std: Tensor  # (D,)
@@ -61,7 +63,12 @@ class Trial:
         mean, std = model.statistics(torch.from_numpy(codes[rows]))
         chosen = np.sort(numpy_generator(seed, "reach").permutation(rows)[:IMAGES])
         limit = float(np.quantile(distances(torch.from_numpy(codes[rows]), mean, std), USUAL))
-        return cls(Inverted.of(model, to_float(dataset.pixels(chosen)), STEPS), limit, mean, std)
+        return cls(Inverted.of(model, to_float(dataset.pixels(chosen)), STEPS), chosen, limit, mean, std)
+
+    def few(self, kept: Tensor) -> Trial:
+        """The same with RANGED of the images that are kept, bool (N,), or of all where none is."""
+        places = torch.nonzero(kept if kept.any() else torch.ones_like(kept))[:RANGED, 0]
+        return replace(self, start=replace(self.start, z=self.start.z[places], x_T=self.start.x_T[places]))
 
     def drawn(
         self, handle: Handle, step: np.ndarray, strength: float, unchanged: Tensor | None
@@ -82,16 +89,24 @@ def distances(z: Tensor, mean: Tensor, std: Tensor) -> np.ndarray:
     return np.asarray(((z - mean) / std).double().square().mean(1).sqrt().numpy())
 
 
-def reach_of(trial: Trial, handle: Handle) -> np.ndarray:
+def sides_of(labels: np.ndarray, binary: bool) -> Tensor:
+    """(N,) 1 where an attribute can rise, -1 where it can fall: towards the other side of labels (N,)."""
+    middle = 0.5 if binary else np.nanmean(labels)
+    return torch.from_numpy(np.where(np.nan_to_num(labels, nan=middle) <= middle, 1.0, -1.0)).float()
+
+
+def reach_of(trial: Trial, handle: Handle, sides: Tensor | None = None) -> np.ndarray:
     """float64 (S, 2): strengths from the low to the high end of the safe range, and how much is seen of each.
 
     What is seen is the root mean square change of the pixels, negative for negative strengths; it only grows.
+    sides (N,): as `sides_of` gives them; each end is looked for on images that can go there.
     """
     step = composed([handle], [1.0])
-    still, unchanged = trial.drawn(handle, step, 0.0, None)
 
     def side(sign: int) -> list[tuple[float, float]]:
-        tried = (trial.drawn(handle, step, sign * strength, unchanged)[0] for strength in GRID)
+        few = trial.few(torch.ones(len(trial.start.z), dtype=torch.bool) if sides is None else sides == sign)
+        still, unchanged = few.drawn(handle, step, 0.0, None)
+        tried = (few.drawn(handle, step, sign * strength, unchanged)[0] for strength in GRID)
         return within(still, tried, sign, trial.limit)
 
     return np.array([*((-s, -seen) for s, seen in reversed(side(-1))), (0.0, 0.0), *side(1)])
@@ -119,9 +134,9 @@ def within(still: Drawn, tried: Iterable[Drawn], sign: int, limit: float) -> lis
     return found
 
 
-def with_reach(direction: Direction, trial: Trial) -> Direction:
+def with_reach(direction: Direction, trial: Trial, sides: Tensor | None = None) -> Direction:
     """The direction, which now knows its safe range."""
-    return replace(direction, reach=reach_of(trial, handle_of(trial.start.model, direction)))
+    return replace(direction, reach=reach_of(trial, handle_of(trial.start.model, direction), sides))
 
 
 def ends_of(reach: np.ndarray | None) -> tuple[float, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -22,8 +23,7 @@ from diti.edit.direction_files import (
 )
 from diti.edit.directions import CONTINUOUS, Direction, how_to_choose
 from diti.edit.examples import codes_of, example_direction, example_direction_files, pair_direction_files
-from diti.edit.reach import Trial, with_reach
-from diti.representation.features import encode_dataset
+from diti.edit.trials import Trials
 from diti.representation.found_axes import find_key
 from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.inputs import read_images
@@ -93,6 +93,11 @@ class Means:
     folder: Path
     dataset: Dataset | None = None
 
+    @cached_property
+    def trials(self) -> Trials | None:
+        """What directions are learned and tried with."""
+        return None if self.dataset is None else Trials(self.model, self.dataset)
+
     @classmethod
     def of(cls, model: DecodingModel, folder: Path, data: str | None) -> Means:
         """With the data opened."""
@@ -130,14 +135,11 @@ class Means:
 
     def _named(self, name: str, dims: int | None, selection: str | None, seed: int) -> tuple[Direction, list[str]]:
         """From the labels, else from the model folder."""
-        if self.dataset is None:
+        if self.trials is None:
             direction = kept_direction(self.folder, name)
             return direction, [direction.summary(), "direction taken from the model folder"]
-        direction, new = find_or_learn_direction(
-            self.model, self.folder, self.dataset, name, dims, selection, seed
-        )
+        direction, new = self.trials.direction(self.folder, name, dims, selection, seed, ranged=True)
         lines = [direction.summary()]
-        direction = self.with_reach(direction)
         if not new:
             return direction, [*lines, "direction learned earlier, taken from the model folder"]
         if direction.method == CONTINUOUS and how_to_choose(self.model, dims, selection)[0] < self.model.dims:
@@ -145,16 +147,6 @@ class Means:
         if may_keep(self.folder):
             lines.append(f"kept the direction in {direction_path(self.folder, name)}")
         return direction, lines
-
-    def with_reach(self, direction: Direction) -> Direction:
-        """With its safe range, looked for on images of the data where it is not known yet, and then kept."""
-        if direction.reach is not None or self.dataset is None:
-            return direction
-        codes = encode_dataset(self.model, self.dataset)
-        direction = with_reach(direction, Trial.of(self.model, self.dataset, codes))
-        if may_keep(self.folder):
-            save_direction(direction, self.folder)
-        return direction
 
     def check(self, wish: Wish) -> None:
         """InputError, before any work, for what nobody knows."""

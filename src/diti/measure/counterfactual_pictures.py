@@ -20,6 +20,7 @@ from diti.edit.directions import Direction
 from diti.edit.interpolate import interpolate
 from diti.edit.invert import Inverted
 from diti.edit.pictures import interpolation_grid
+from diti.edit.places import touch_of, touched
 from diti.representation.models.decoding import DecodingModel
 
 PUSHES = (-1, -0.5, 0, 0.5, 1)  # figure 2a, in units of the scale; 0 is the reconstruction
@@ -40,8 +41,11 @@ def save_pushes(
     each = list(zip(directions, strengths, strict=True))
     codes = torch.cat([push(start.z, d, times * strength) for d, strength in each for times in PUSHES])
     edited = start.shown(codes, start.x_T.expand(len(codes), *model.noise_shape))
-    rows = torch.cat(
-        [image.expand(len(directions), 1, *image.shape[1:]), edited.unflatten(0, (-1, len(PUSHES)))], 1
+    still = edited[PUSHES.index(0)]
+    in_rows = zip(edited.split(len(PUSHES)), each, strict=True)
+    times = torch.tensor(PUSHES)[:, None, None, None]
+    rows = torch.stack(
+        [torch.cat([image, touched(row, still, touch_of({d: s}), times)]) for row, (d, s) in in_rows]
     )
     alike = len(set(strengths)) == 1  # else they are the paper's, and each is another number of differences
     pushes = [f"{times * strengths[0]:+.2g}" if alike else f"{times:+g} s" for times in PUSHES]

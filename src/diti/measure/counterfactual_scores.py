@@ -28,6 +28,7 @@ from diti.edit.directions import Direction, code_space_hash
 from diti.edit.interpolate import cut_of, moved_dims
 from diti.edit.invert import Inverted
 from diti.edit.manipulate import SCALE
+from diti.edit.places import touch_of, touched
 from diti.measure.attribute_classifier import AttributeClassifier
 from diti.measure.judge import Embed
 from diti.measure.moves import Moves, likeness, strangers
@@ -260,7 +261,10 @@ class Unedited:
                 for d, s, up in zip(part, strengths[first:], rises, strict=False)
             ]
             edited = start.shown(torch.cat(codes), torch.cat([start.x_T] * len(part)), on_step)
-            yield from zip(rises, edited.split(len(self.seen)), strict=True)
+            each = zip(part, strengths[first:], rises, edited.split(len(self.seen)), strict=False)
+            for direction, strength, up, drawn in each:
+                signs = torch.from_numpy(np.where(up, 1.0, -1.0)).float()[:, None, None, None]
+                yield up, touched(drawn, self.rebuilt, touch_of({direction: strength}), signs)
 
 
 def strengths_of(directions: Sequence[Direction], scale: float, paper_scale: float | None = None) -> list[float]:

@@ -31,11 +31,11 @@ from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
 from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS
-from diti.edit.direction_files import find_or_learn_direction
 from diti.edit.directions import ALL, Direction, check_along, checked_dims, standardise
 from diti.edit.interpolate import FARTHEST, cut_of
 from diti.edit.manipulate import SCALE
 from diti.edit.select import check_selection, compare_selections, fit_linear
+from diti.edit.trials import Trials
 from diti.measure.attribute_classifier import IMAGES, AttributeClassifier, train_classifier
 from diti.measure.counterfactual_pictures import save_moves, save_pushes, save_swaps, save_transfers, save_ways
 from diti.measure.counterfactual_scores import (
@@ -286,12 +286,10 @@ class EditStudy:
     def directions_of(self, names: Sequence[str]) -> list[Direction]:
         """The same for chosen attributes."""
         found, folder, options = [], locate(self.source), self.options
+        trials = Trials(self.model, self.dataset, lambda: self.codes)
         with progress_bar("directions", len(names), unit="attributes") as advance:
             for name in names:
-                direction, _ = find_or_learn_direction(
-                    self.model, folder, self.dataset, name, options.dims, options.selection, options.seed,
-                    codes=lambda: self.codes,
-                )  # fmt: skip
+                direction, _ = trials.direction(folder, name, options.dims, options.selection, options.seed)
                 found.append(direction.following(options.along))
                 advance()
         return found

@@ -151,8 +151,8 @@ def assess_diti(model: DiTi, dataset: Dataset, folder: Path, features: np.ndarra
     )
     if "held_mse" in errors:
         sentences += (
-            f"of the error with inferred noise the way to x0 and back alone makes {errors['held_mse']:.2g}, and "
-            f"the inversion adds {errors['round_trip_mse']:.2g} to what comes back from there",
+            f"the way to x0 and back alone makes an error of {errors['held_mse']:.2g}; inverting and drawing "
+            f"again moves what comes back from there by {errors['round_trip_mse']:.2g}",
         )
     pictures = {
         "losses.png": "loss by time-step with z, with the z of another image, and of the frozen model alone",

@@ -12,6 +12,7 @@ from diti.core import loop
 from diti.core.card import Findings
 from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
+from diti.core.meeting import meet
 from diti.core.outputs import require_writable
 from diti.core.processes import require_alone
 from diti.core.runs import RunFolder, as_path
@@ -20,6 +21,7 @@ from diti.data.prepared import Dataset, training_batches
 from diti.data.sources import place_of
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.start_run import FREE, open_together, settled, start_run
+from diti.diffusion.unet import require_unet
 from diti.presets import preset as named_preset
 from diti.presets import train_preset
 from diti.representation.finish import finish, training_statistics
@@ -50,11 +52,13 @@ def train_model(
     config = replace(config, training=settled(config, out, device))
     accelerator = loop.make_accelerator(config.training, device)
     backbone = backbone or frozen_backbone(method, config)
+    if backbone:
+        require_unet(backbone)
     loop.check_batch(config.training, accelerator.num_processes)
     size = backbone.size if backbone else named_preset(config.preset).backbone.size
     method.validate(config, backbone or size)
     with run.held(accelerator.is_main_process):
-        dataset = open_together(config.data if data is None else data, size, accelerator)
+        dataset = open_together(config.data if data is None else data, size)
         if backbone:
             backbone.require_size(dataset.size)
         inputs = {"verb": "train"} | ({"backbone_hash": backbone.digest()} if backbone else {})
@@ -82,6 +86,7 @@ def train_model(
                 model = method.model(objective, config, *training_statistics(objective.encoder, dataset))
                 made = [origin(config, run.images_seen())]
                 findings = finish(model, method.assess, dataset, run, config.backbone, made)
+    meet()  # the first one writes
     accelerator.end_training()
     return findings
 

@@ -20,6 +20,7 @@ from diti.core.images import to_uint8
 from diti.core.progress import followed
 from diti.edit.interpolate import moved_dims
 from diti.edit.invert import Inverted
+from diti.edit.places import Touch, touched
 from diti.representation.models.axis_names import Key
 from diti.studio import markup, uploads
 from diti.studio.session import Stopped, Visitor
@@ -264,11 +265,16 @@ def result() -> Result:
 
 
 def drawn(
-    world: World, visitor: Visitor, slots: Sequence[str], edit: Callable[[Inverted], tuple[Tensor, Tensor]]
+    world: World,
+    visitor: Visitor,
+    slots: Sequence[str],
+    edit: Callable[[Inverted], tuple[Tensor, Tensor]],
+    touch: Touch | None = None,
 ) -> Iterator[tuple[Any, str]]:
     """The picture of the first slot before and after: a preview in few steps first, then the full result.
 
-    edit: from the inverted images of the slots to the code (1, D) and the noise of the wanted one.
+    edit: from the inverted images of the slots to the code (1, D) and the noise of the wanted one. touch: what the
+    edit may do to the picture; None: all.
     """
     began = time.perf_counter()
     with world.lock:
@@ -278,6 +284,8 @@ def drawn(
     for steps in world.steps:
         with world.lock:
             image = visitor.decoded(start, codes, noise, steps)
+            if touch is not None:
+                image = touched(image, visitor.unedited(start, slots[0], steps), touch)
         after, last = markup.enlarged(to_uint8(image)[0]), steps == world.steps[-1]
         said = f"{'Done' if last else 'Preview'}: {steps} steps, {time.perf_counter() - began:.1f} s"
         line = said if last else f"{said}; the full picture follows …"

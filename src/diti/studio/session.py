@@ -42,6 +42,7 @@ class Visitor:
     alike: set[Key] = field(default_factory=set)  # axes on which pictures are searched; none: in the chosen part
     stops: int = 0  # how often the visitor asked to stop
     kept: OrderedDict[str, Inverted] = field(default_factory=OrderedDict)
+    rebuilt: OrderedDict[tuple[str, int], Tensor] = field(default_factory=OrderedDict)  # by image and steps
 
     def image(self, slot: str) -> np.ndarray:
         """uint8 (H, W, 3); a friendly line where none was chosen."""
@@ -76,6 +77,16 @@ class Visitor:
         while len(self.kept) > KEPT:
             self.kept.popitem(last=False)
         return self.kept[key]
+
+    def unedited(self, start: Inverted, slot: str, steps: int) -> Tensor:
+        """(1, 3, H, W) the image of a slot, the first of those inverted, as it is drawn without an edit."""
+        key = hashlib.sha256(self.image(slot).tobytes()).hexdigest(), steps
+        if key not in self.rebuilt:
+            self.rebuilt[key] = self.decoded(start, start.z[:1], start.x_T[:1], steps)
+        self.rebuilt.move_to_end(key)
+        while len(self.rebuilt) > KEPT:
+            self.rebuilt.popitem(last=False)
+        return self.rebuilt[key]
 
     def decoded(self, start: Inverted, codes: Tensor, noise: Tensor, steps: int) -> Tensor:
         """Images (N, 3, H, W) in [-1, 1] of codes (N, D) and noise, in that many steps."""

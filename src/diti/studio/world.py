@@ -26,6 +26,7 @@ from diti.edit.direction_files import find_or_learn_direction, kept_direction, k
 from diti.edit.directions import Direction, standardise
 from diti.edit.interpolate import cut_of
 from diti.edit.select import fit_linear
+from diti.edit.trials import Trials
 from diti.exploring.axes import extremes, removed_by
 from diti.probes.matrix import SubsetMatrix, SubsetProbe
 from diti.probes.task import Splits
@@ -146,24 +147,44 @@ class World:
         labelled = [] if self.dataset is None else list(self.dataset.attributes)
         return list(dict.fromkeys([*kept, *labelled]))
 
+    @cached_property
+    def trials(self) -> Trials:
+        """What directions are learned and tried with."""
+        return Trials(self.model, self.data(), lambda: self.codes)
+
     def direction(self, attribute: str, dims: int) -> Direction:
-        """The direction of one of the attributes, learned once for each number of dims."""
-        if attribute not in self.attributes:
-            raise InputError("There is no such attribute.")
+        """The direction of one of the attributes with its safe range, found once for each number of dims."""
         key = attribute, dims
         with self.lock:
             if key not in self.directions:
                 self.directions[key] = self._direction(attribute, dims)
             return self.directions[key]
 
-    def _direction(self, attribute: str, dims: int) -> Direction:
-        if self.dataset is not None and attribute in self.dataset.attributes:
-            return find_or_learn_direction(
-                self.model, self.folder, self.dataset, attribute, dims, codes=lambda: self.codes
-            )[0]
-        direction = kept_direction(self.folder, attribute)
-        check_fits(self.model, direction)
-        return direction
+    def learned(self, attribute: str) -> Direction:
+        """The same as it was learned, which is enough to hold it."""
+        with self.lock:
+            found = self.directions.get((attribute, self.model.dims))
+            return found or self._direction(attribute, self.model.dims, tried=False)
+
+    def _direction(self, attribute: str, dims: int, tried: bool = True) -> Direction:
+        if attribute not in self.attributes:
+            raise InputError("There is no such attribute.")
+        whole = dims == self.model.dims
+        labelled = self.dataset is not None and attribute in self.dataset.attributes
+        if self.dataset is None or not labelled or (whole and self._is_shipped(attribute)):
+            direction = kept_direction(self.folder, attribute)
+            check_fits(self.model, direction)
+            return direction
+        few = None if whole else dims
+        if tried:
+            return self.trials.direction(self.folder, attribute, few, ranged=True)[0]
+        return find_or_learn_direction(
+            self.model, self.folder, self.dataset, attribute, few, codes=lambda: self.codes
+        )[0]
+
+    def _is_shipped(self, attribute: str) -> bool:
+        """Whether the model in the box knows a direction, from more images than are in the box."""
+        return not may_keep(self.folder) and attribute in kept_names(self.folder)
 
     @cached_property
     def matrix(self) -> SubsetMatrix:

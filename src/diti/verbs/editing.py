@@ -119,6 +119,7 @@ class Manipulate:
     """What the code follows: how it varies with the attribute while all other attributes of the data stay
     (conditional), how it varies with it (pattern), or, as in the paper, the classifier's weights. By default
     conditional where the data has other attributes and no dims are chosen, else pattern."""
+    local: bool = True  # change a picture only where the attributes live, as far as they were learned from labels
     out: Path = Path("manipulation.png")  # picture to write
     masked: bool = True  # at each time-step only the subsets up to it enter, as in training
     stop_guidance: float = 0.0  # share of the last steps, such as 0.3, left to the frozen model alone
@@ -143,9 +144,9 @@ class Manipulate:
         )  # fmt: skip
         lines = manipulate_files(
             self.model, self.image, wish, self.dims, self._strengths(len(wish.attributes) > 1), self.out,
-            paper=self.paper_scale is not None, selection=self.selection, along=self.along, masked=self.masked,
-            stop_guidance=self.stop_guidance, sampling_steps=self.sampling_steps, seed=self.seed,
-            overwrite=self.overwrite,
+            paper=self.paper_scale is not None, selection=self.selection, along=self.along, local=self.local,
+            masked=self.masked, stop_guidance=self.stop_guidance, sampling_steps=self.sampling_steps,
+            seed=self.seed, overwrite=self.overwrite,
         )  # fmt: skip
         print("\n".join(lines))
         if self.data is not None:
@@ -176,7 +177,9 @@ class Manipulate:
         """InputError for options that would change nothing beside the others."""
         if self.axis:
             reason = "--axis moves along axes alone"
-            idle = "attribute like unlike pairs subset save_as dims selection along stop_guidance paper_scale"
+            idle = (
+                "attribute like unlike pairs subset save_as dims selection along local stop_guidance paper_scale"
+            )
             idle += "" if self.keep else " data"
         elif self.like or self.pairs:
             option = "--like" if self.like else "--pairs"

@@ -61,8 +61,8 @@ class Prepare:
     """Turn images of any kind into a dataset folder: decoded once, cropped, resized, with their attributes."""
 
     src: Given
-    """Folder of images, parquet, CelebA, LFW, FFHQ, LSUN, Diff-AE LMDB, Shapes3D, dSprites, MPI3D, Cars3D, or
-    faces[:N], toyfaces[:N]."""
+    """Folder of images, parquet, tar shards, CelebA, LFW, FFHQ, LSUN, Diff-AE LMDB, Shapes3D, dSprites, MPI3D,
+    Cars3D, or faces[:N], toyfaces[:N]."""
     out: Path  # dataset folder to write; the same command continues a stopped run
     size: Number = None  # side of the images, px; by default their own, where all are squares of one size
     kind: Name = None  # read SRC as this kind (folder, parquet, celeba, lfw, ...) instead of detecting it
@@ -70,10 +70,14 @@ class Prepare:
     attributes: File = None  # CSV, TSV or parquet, a row per image: file, split, identity, attributes
     ignore: Names = ()  # columns of the attribute table to leave out
     only_labelled: bool = False  # leave out images that the attribute table does not name
+    part: Name = None
+    """Only this part of the images, such as 3/16, for several machines: into a folder in --out, which is one
+    dataset when all parts are there."""
     workers: int = 0  # processes that decode; 0 = one per core
     overwrite: bool = False  # start again instead of continuing or keeping what is there
 
     def run(self) -> None:
+        from diti.core.part import Part
         from diti.data.prepare import prepare
         from diti.data.prepared import is_dataset
         from diti.data.source import ReadOptions
@@ -82,11 +86,13 @@ class Prepare:
 
         options = ReadOptions(self.size, self.attributes, self.ignore, self.only_labelled)
         source = find_source(self.src, options, self.kind)
-        if is_dataset(self.out) and not self.overwrite:
-            print(f"{self.out} is complete already; --overwrite starts again")
+        place = self.out if self.part is None else self.out / Part.read(self.part).name
+        if is_dataset(place) and not self.overwrite:
+            print(f"{place} is complete already; --overwrite starts again")
         dataset = prepare(
-            source, self.out, self.size, crop=self.crop, overwrite=self.overwrite, workers=self.workers
-        )
+            source, self.out, self.size, crop=self.crop, part=self.part, overwrite=self.overwrite,
+            workers=self.workers,
+        )  # fmt: skip
         print_summary(dataset, source.notes)
         next_command("pretrain", "--data", self.out, "--preset", "auto", "--minutes", 45, "--out", "runs/backbone")
 

@@ -33,19 +33,23 @@ class Encode:
 
     model: Model  # model folder, shipped name or hub id
     images: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IMAGES")]  # whatever --data accepts
-    out: Path = Path("features.parquet")  # table to write: .parquet or .csv
+    out: Path = Path("features.parquet")  # table to write: .parquet or .csv; with --part a folder
     explained: bool = True
     """Also that share, remembered for diti search --odd: two calls of the frozen network per image, which take
     about ten times as long as encoding."""
     metric: bool = False
     """Instead of z, codes in which distances mean something: for neighbours, clusters and ridge."""
+    part: Name = None
+    """Only this part of the images, such as 3/16, for several machines; --out is then a folder, which holds a file
+    for each part and is read as one table."""
+    compile: bool = False  # torch.compile the encoder: a minute at the start, for millions of images on a GPU
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
 
     def run(self) -> None:
-        from diti.representation.features import write_features
+        from diti.representation.table import write_features
 
-        print(write_features(**options_of(self))[1])
+        print(write_features(**options_of(self)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +99,8 @@ class Analyze:
     out: Path = Path("analysis")  # folder for analysis.json and the figures
     pairs: File = None  # CSV or parquet of image pairs: attribute, first, second (paths beside the table)
     count: Annotated[int, *Range(1, 10_000)] = 64  # pairs per attribute
-    tau: Annotated[float, *Range(0, 0.5, open=(0, 0.5))] = (
-        0.1  # an attribute counts as lost from this mean error on
-    )
+    tau: Annotated[float, *Range(0, 0.5, open=(0, 0.5))] = 0.1
+    """An attribute counts as lost from the time-step on at which the mean error reaches this."""
     images: Annotated[int, *NUMBER] = 0
     """Length of each training on the true factors (sufficiency), images; 0 leaves it out."""
     seed: Seed = 0
@@ -120,7 +123,7 @@ class Label:
     threshold: float = 0.5  # scores from this on give the label 1, lower ones 0
     normalisation: Literal["imagenet", "unit", "signed", "none"] = "imagenet"  # of the pixels, as it was trained
     activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"  # from outputs to scores
-    layout: Literal["auto", "nchw", "nhwc"] = "auto"
+    layout: Literal["auto", "nchw", "nhwc"] = "auto"  # of the images it takes: where the channels are
     output: Name = None  # which output, of a model with several
     batch: int = 64  # images at once
 
@@ -144,9 +147,8 @@ class Counterfactuals:
     out: Path = Path("counterfactuals")  # folder for counterfactuals.json and the figures 2a, 5 and 7
     images: int = 64  # test images edited, each along every attribute
     pairs: int = 48  # test pairs interpolated
-    classifier_images: Number = (
-        None  # length of the training of the attribute classifier, images; kept for the data
-    )
+    classifier_images: Number = None
+    """Images that the attribute classifier is trained on, by default 32,000; it is kept for the data."""
     dims: Number = None  # d': dims that a sparse direction may move; by default all, or with --selection 32
     scale: float = 2.0  # strength: 1 is the usual difference with and without it, or one standard deviation
     paper_scale: Annotated[float | None, tyro.conf.arg(metavar="S")] = None
@@ -184,7 +186,7 @@ class Report:
     faces: int = 24  # test images edited per attribute; 0: none is edited or reconstructed
     pairs: int = 16  # test pairs interpolated
     changes: int = 12  # pairs per attribute for the time-step at which it is lost
-    classifier_images: int = 32_000  # length of the training of the attribute classifier, images
+    classifier_images: int = 32_000  # images that the attribute classifier is trained on
     baselines: bool = True  # also probe PCA of pixels, a random encoder and PCA of the backbone's features
     wide_baseline: bool = False  # also all of those features, thousands of dims: minutes
     disentanglement: bool = True  # also DCI, FactorVAE score, MIG, SAP, TAD: minutes for long codes

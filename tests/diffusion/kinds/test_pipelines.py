@@ -1,6 +1,8 @@
 """Pipelines of diffusers as backbones: û is that of their own scheduler, and their folder is copied whole."""
 
+import copy
 import json
+import pickle
 import shutil
 
 import diffusers
@@ -189,3 +191,11 @@ def test_of_a_repository_each_weight_is_wanted_once():
     assert sorted(files.needed([*others, *wanted, *shards, *old])) == sorted([*wanted, *shards, *old])
     model = ["model.json", "encoder/model.safetensors", "stats.safetensors", "decoder/config.json"]
     assert sorted(files.needed([*model, "card.md"])) == sorted(model)
+
+
+def test_it_can_be_pickled_and_copied(tmp_path):
+    backbone = load_backbone(latent(tmp_path), "cpu")
+    x0, blocks = x_t(backbone), backbone.blocks()
+    expected = backbone.maps(x0, 50, blocks)
+    for again in (pickle.loads(pickle.dumps(backbone)), copy.deepcopy(backbone)):
+        assert all(torch.equal(*pair) for pair in zip(again.maps(x0, 50, blocks), expected, strict=True))

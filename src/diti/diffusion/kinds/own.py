@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diti.core.device import HOST
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, ValueRange
 from diti.core.runs import write_json
@@ -167,7 +168,7 @@ def backbone(
     if (encode is None) != (decode is None):
         raise InputError("give both encode and decode, or none of them")
     clock = Clock.of(schedule)
-    device = next((tensor.device for tensor in denoise.parameters()), torch.device("cpu"))
+    device = next((tensor.device for tensor in denoise.parameters()), torch.device(HOST))
     pictures: Pictures = Pixels(channels, range)
     shape = (channels, size, size)
     if encode is not None and decode is not None:

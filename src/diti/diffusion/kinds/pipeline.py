@@ -40,6 +40,7 @@ from diti.diffusion.pictures import Pictures, Pixels, read_autoencoder
 
 CONDITIONS = "conditions.safetensors"
 LARGE = 500_000_000  # weights from which on a network is bfloat16 on a GPU
+_ONE_AT_A_TIME = threading.Lock()
 WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "config.json")
 
 
@@ -93,7 +94,7 @@ class PipelineBackbone(WatchedBackbone):
         self.told_always = sorted(conditions)
         for name, tensor in conditions.items():
             self.register_buffer(f"told_{name}", tensor, persistent=False)
-        self._one_at_a_time, self._full = threading.Lock(), False
+        self._full = False  # whether it was made to compute in float32
 
     @classmethod
     def open(cls, home: Path, folder: Path, **chosen: Any) -> Self:
@@ -170,7 +171,7 @@ class PipelineBackbone(WatchedBackbone):
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         if on_host(x) and not self._full:  # few CPUs compute in half precision
-            with self._one_at_a_time:  # images are run in several lanes
+            with _ONE_AT_A_TIME:  # images are run in several lanes
                 self.network.float()
                 self._full = True
         return super().forward(x, t)
@@ -181,7 +182,9 @@ class PipelineBackbone(WatchedBackbone):
         self._full = False
         if not on_host(self.device):
             large = self.weights >= LARGE and os.environ.get(PRECISION) != FULL
-            self.network.to(torch.bfloat16 if large and has_bf16(self.device) else torch.float32)
+            kind = torch.bfloat16 if large and has_bf16(self.device) else torch.float32
+            if self.network.dtype != kind:
+                self.network.to(kind)
         return self
 
     def files(self) -> dict[str, Path]:

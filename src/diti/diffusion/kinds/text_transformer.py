@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diti.core.device import HOST
 from diti.diffusion.kinds.pipeline import Choices, PipelineBackbone
 from diti.diffusion.kinds.prompts import prompt_conditions
 
@@ -139,17 +140,17 @@ def unpacked(tokens: Tensor, side: int) -> Tensor:
 
 
 def _with_mask(pipeline: Any, prompt: str) -> dict[str, Tensor]:
-    told, mask, nothing, mask_nothing = pipeline.encode_prompt(prompt, device="cpu")
+    told, mask, nothing, mask_nothing = pipeline.encode_prompt(prompt, device=HOST)
     return {"text": told, "mask": mask} if prompt else {"text": nothing, "mask": mask_nothing}
 
 
 def _of_sd3(pipeline: Any, prompt: str) -> dict[str, Tensor]:
     told, _, pooled, _ = pipeline.encode_prompt(
-        prompt, prompt, prompt, device="cpu", do_classifier_free_guidance=False
+        prompt, prompt, prompt, device=HOST, do_classifier_free_guidance=False
     )
     return {"text": told, "pooled": pooled}
 
 
 def _of_flux(pipeline: Any, prompt: str) -> dict[str, Tensor]:
-    told, pooled, _ = pipeline.encode_prompt(prompt, prompt, device="cpu")
+    told, pooled, _ = pipeline.encode_prompt(prompt, prompt, device=HOST)
     return {"text": told, "pooled": pooled}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diti.core.device import HOST
 from diti.core.errors import InputError
 from diti.diffusion.kinds.pipeline import Choices, PipelineBackbone
 from diti.diffusion.kinds.prompts import prompt_conditions
@@ -61,10 +62,10 @@ DISTILLED = (
 
 def _plain(pipeline: Any, prompt: str) -> dict[str, Tensor]:
     """Stable Diffusion 1 and 2."""
-    return {"text": pipeline.encode_prompt(prompt, "cpu", 1, False)[0]}
+    return {"text": pipeline.encode_prompt(prompt, HOST, 1, False)[0]}
 
 
 def _with_pooled(pipeline: Any, prompt: str) -> dict[str, Tensor]:
     """XL, for whose empty prompt a pipeline may take zeros."""
-    told, nothing, pooled, pooled_nothing = pipeline.encode_prompt(prompt, device="cpu")
+    told, nothing, pooled, pooled_nothing = pipeline.encode_prompt(prompt, device=HOST)
     return {"text": told, "pooled": pooled} if prompt else {"text": nothing, "pooled": pooled_nothing}

@@ -31,6 +31,7 @@ class WatchedBackbone(Backbone):
         self.prediction_type = require_one_of("predicts", predicts, OUTPUTS)
         self.bounded = pictures.bounded
         self._watched: set[str] = set()
+        self._shapes: dict[tuple[str, ...], list[tuple[int, int, int]]] = {}
         self.eval().requires_grad_(False)
 
     @property
@@ -68,6 +69,14 @@ class WatchedBackbone(Backbone):
             self._watched |= set(new)
         t = torch.full((len(x0),), time, dtype=torch.int64, device=x0.device)
         return [one.to(x0.dtype) for one in seen_by(blocks, lambda: self(x0, t), self.tokens())]
+
+    def map_shapes(self, blocks: Sequence[str]) -> list[tuple[int, int, int]]:
+        """(C,h,w) of what each block gives for one image; found out by one run."""
+        names = tuple(blocks)
+        if names not in self._shapes:
+            seen = self.maps(torch.zeros(1, *self.shape, device=self.device), 0, names)
+            self._shapes[names] = [(h.shape[1], h.shape[2], h.shape[3]) for h in seen]
+        return self._shapes[names]
 
     def nothing(self) -> Tensor:
         """(1,C,h,h) what is predicted of zeros: a run that shows which shapes there are."""

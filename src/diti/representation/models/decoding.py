@@ -225,6 +225,7 @@ class DecodingModel(Model, ABC):
         *,
         keep: Sequence[What] = (),
         paper_scale: float | None = None,
+        local: bool = True,
         masked: bool = True,
         stop_guidance: float = 0.0,
         sampling_steps: int = SAMPLING_STEPS,
@@ -236,6 +237,7 @@ class DecodingModel(Model, ABC):
         Directions come from `diti.learn_direction`. scale: strength, 1 is the usual difference between images
         without and with it, or one standard deviation. direction: also several things, with a strength each. keep:
         directions, axes (a07) or dims that stay as they are read. paper_scale: the paper's s instead of `scale`.
+        local: the picture changes only where the attribute lives in pictures, where that was learned from labels.
         value_range: of float images, as in `Model.encode`.
 
         older = model.manipulate(images, age, 2, keep=[smile])
@@ -249,6 +251,7 @@ class DecodingModel(Model, ABC):
             direction,
             [one_scale(direction, scale, paper_scale)],
             keep=keep,
+            local=local,
             masked=masked,
             stop_guidance=stop_guidance,
             sampling_steps=sampling_steps,

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from diffusers.models.attention_processor import Attention
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diti.core.errors import InputError
 from diti.diffusion.kinds.watched import WatchedBackbone
@@ -228,15 +227,14 @@ class BlocksTrunk(nn.Module):
         return torch.cat([part.to(x0.dtype) for part in parts], dim=1)
 
     def _count(self) -> int:
-        """How many features there are, found out without computing them where that is possible."""
-        shape = (1, *self.backbone.shape)
-        try:
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                return int(self.seen(torch.zeros(shape, device=self.backbone.device)).shape[1])
-        except InputError:
-            raise
-        except Exception:  # somebody's own network may look at values, which fakes have not
-            return int(self.seen(torch.zeros(shape, device=self.backbone.device)).shape[1])
+        """How many features there are."""
+        channels, side, _ = self.backbone.shape
+        cells = min(PIXEL_GRID, side) ** 2
+        at_one_time = sum(
+            width * pooled_side(width, min(rows, columns)) ** 2
+            for width, rows, columns in self.backbone.map_shapes(self.blocks)
+        )
+        return len(self.times) * at_one_time + (channels * cells if self.pixels else 0)
 
 
 def pooled(h: Tensor) -> Tensor:

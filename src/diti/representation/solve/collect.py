@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 from diti.core.device import frozen, on_host, sent
 from diti.core.errors import InputError
 from diti.core.lanes import in_lanes, lanes_on
-from diti.core.processes import from_main, is_main, place
+from diti.core.meeting import told_by_main
+from diti.core.processes import State, is_main, place, state_from_main
 from diti.core.progress import progress_bar
 from diti.core.rng import Draws
 from diti.core.state import load_state, save_state
@@ -175,7 +177,7 @@ def collect(
     log: told each look once, those that the state knows of first.
     """
     sums, scores = job.new_sums(shown=job.trunk is not None), []
-    if state is not None and (found := load_state(state)) is not None:
+    if (found := state_from_main(lambda: loaded(state))) is not None:
         sums.restore(found[0])
         scores = [(int(n), float(share)) for n, share in found[1]["scores"]]
     for look in scores:
@@ -191,11 +193,17 @@ def collect(
                     save_state(state, sums.images, sums.state(), {"scores": scores})
                     saved = time.monotonic()
         if images is None:
-            scores.append((sums.images, from_main(score(sums) if main else 0.0)))
+            scores.append((sums.images, told_by_main(partial(score, sums))))
             _tell(log, scores[-1])
     if main and state is not None and sums.images > continued_at:
         save_state(state, sums.images, sums.state(), {"scores": scores})  # what follows may be stopped too
     return sums
+
+
+def loaded(state: Path | None) -> State | None:
+    """The newest state in a folder, where there is one."""
+    found = None if state is None else load_state(state)
+    return None if found is None else found[:2]
 
 
 def _tell(log: Callable[..., None], look: tuple[int, float]) -> None:

@@ -19,17 +19,17 @@ from diti.config import SolveConfig
 from diti.core.device import sent
 from diti.core.errors import InputError
 from diti.core.lanes import lanes_on
-from diti.core.processes import is_main
+from diti.core.processes import State, is_main, state_from_main
 from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
-from diti.core.state import load_state, save_state
+from diti.core.state import save_state
 from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.representation.features import kept_features
 from diti.representation.networks.encoder import Encoder, build_encoder, given_encoder
 from diti.representation.networks.pixel_axes import most_axes
-from diti.representation.solve.collect import BATCH, Pass, collect, next_mark
+from diti.representation.solve.collect import BATCH, Pass, collect, loaded, next_mark
 from diti.representation.solve.look import LOOKED_AT, FeatureMap, Look, Shape, Walk, first_look
 from diti.representation.solve.solution import Evidence, quick_removed
 from diti.representation.solve.stretches import make_stretches
@@ -198,17 +198,24 @@ def _looked(
 
     With another number of threads axes may get other signs, and the sums of a state belong to its own axes.
     """
-    if state is not None and (found := load_state(state / LOOK)) is not None:
-        return Look.restored(found[0], shape, walk)
-    whitened = min(config.solution.whitened, encoder.trunk.features, images // PER_DIM)
-    pixels = pixel_axes_count(config, images, shape)
-    return first_look(walk, min(LOOKED_AT, images), shape, pixels, whitened, config.code_dim, config.seed)
+
+    def look() -> State:
+        if (found := loaded(state and state / LOOK)) is not None:
+            return found
+        whitened = min(config.solution.whitened, encoder.trunk.features, images // PER_DIM)
+        pixels = pixel_axes_count(config, images, shape)
+        made = first_look(walk, min(LOOKED_AT, images), shape, pixels, whitened, config.code_dim, config.seed)
+        return made.state(), {}
+
+    found = state_from_main(look)  # on other devices axes may get other signs, too
+    assert found is not None
+    return Look.restored(found[0], shape, walk)
 
 
 def _validation_sums(job: Pass, walk: Walk, images: int, state: Path | None) -> Sums:
     """Sums over validation images, computed once for a run that was stopped; with what the job saw at first."""
     sums = job.new_sums()
-    if state is not None and (found := load_state(state / VALIDATED)) is not None:
+    if (found := state_from_main(lambda: loaded(state and state / VALIDATED))) is not None:
         sums.restore(found[0])
         return sums
     with progress_bar("validation images", images, shown=is_main()) as advance:

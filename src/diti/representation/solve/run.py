@@ -21,6 +21,7 @@ from diti.core.card import Findings
 from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
 from diti.core.loop import compile_networks, make_accelerator
+from diti.core.meeting import meet, told_by_main
 from diti.core.outputs import require_writable
 from diti.core.processes import require_alone
 from diti.core.runs import RunFolder, as_path, read_mapping
@@ -87,22 +88,22 @@ def solve_models(
         validate(one, backbone, held.features)
     accelerator = make_accelerator(TrainingConfig(), device)
     main = accelerator.is_main_process
-    found: dict[Path, Findings | None] = dict.fromkeys(configs)
+    found: dict[Path, Findings | None] = dict.fromkeys(configs)  # in other processes they are empty
     with ExitStack() as folders:
         for out in configs:
             folders.enter_context(RunFolder(out).held(main))
         data = config.data if held.dataset is None else held.dataset
-        dataset = open_together(data, backbone.size, accelerator)
+        dataset = open_together(data, backbone.size)
         backbone.require_size(dataset.size)
         for one in configs.values():
             require_images(one, len(split_rows(dataset, one.seed)[0]), backbone.shape)
         inputs = inputs_of(dataset, backbone, held.features)
-        todo = [out for out, one in configs.items() if not begin(one, RunFolder(out), inputs, main)]
+        begun_now = told_by_main(lambda: [not begin(one, RunFolder(out), inputs) for out, one in configs.items()])
+        todo = [out for out, new in zip(configs, begun_now, strict=True) if new]
         if not todo:
             if main:
                 remove_states(configs)
             return found
-        accelerator.wait_for_everyone()
         begun()
         if main and (caution := backbone.caution()):
             logging.getLogger(__name__).warning(caution)
@@ -119,17 +120,17 @@ def solve_models(
         encoder = unsolved_encoder(config, backbone, held.features).to(accelerator.device)
         state = first / "state"
         evidence = gather_evidence(config, backbone, dataset, encoder, held.features, state=state, log=log)
-        for out in todo:
+        found |= dict.fromkeys(todo, Findings())
+        for out in todo if main else ():
             own = unsolved_encoder(configs[out], backbone, held.features).to(accelerator.device)
             solved = assemble(configs[out], backbone, own, evidence, cut_by_hand(configs[out], backbone))
-            found[out] = Findings()
-            if main:
-                seconds = time.monotonic() - began
-                found[out] = write(configs[out], solved, dataset, RunFolder(out), seconds, held.features)
-                if held.features is None:  # no training asks for a solution over others
-                    remember(configs[out], solved, backbone, dataset)
+            seconds = time.monotonic() - began
+            found[out] = write(configs[out], solved, dataset, RunFolder(out), seconds, held.features)
+            if held.features is None:  # no training asks for a solution over others
+                remember(configs[out], solved, backbone, dataset)
         if main:
             remove_states(configs)
+    meet()  # the first one writes
     accelerator.end_training()
     return found
 
@@ -177,14 +178,13 @@ def inputs_of(dataset: Dataset, backbone: Backbone, features: np.ndarray | None)
     }  # fmt: skip
 
 
-def begin(config: SolveConfig, run: RunFolder, inputs: dict[str, Any], main: bool) -> bool:
-    """Whether the folder holds this very solution already; if not, the main process begins the run there."""
+def begin(config: SolveConfig, run: RunFolder, inputs: dict[str, Any]) -> bool:
+    """Whether the folder holds this very solution already; if not, the run begins there."""
     if solved_already(config, run.path, inputs):
         return True
-    if main:
-        # The state may be that of another run, which shares the pass: what was made here already is made again.
-        run.begin(config, inputs, FREE, needs_state=False)
-        run.rewind_log(0)  # the looks of a stopped run are in its state: the pass tells them again
+    # The state may be that of another run, which shares the pass: what was made here already is made again.
+    run.begin(config, inputs, FREE, needs_state=False)
+    run.rewind_log(0)  # the looks of a stopped run are in its state: the pass tells them again
     return False
 
 

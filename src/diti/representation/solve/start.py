@@ -10,7 +10,8 @@ from pathlib import Path
 from diti.config import SolveConfig, TrainConfig
 from diti.core.errors import InputError
 from diti.core.machine import cache_folder
-from diti.core.processes import from_main, is_main
+from diti.core.meeting import told_by_main
+from diti.core.processes import folder_from_main, is_main
 from diti.core.runs import atomic_path, read_json, versions, write_json
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
@@ -18,7 +19,8 @@ from diti.representation.networks.encoder import Encoder, load_encoder
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.shift import load_decoder
 from diti.representation.partition import Partition
-from diti.representation.solve.solved import Solved, solve_networks
+from diti.representation.solve.evidence import gather_evidence, unsolved_encoder
+from diti.representation.solve.solved import Solved, assemble
 
 
 def solve_settings(config: TrainConfig) -> SolveConfig:
@@ -41,13 +43,13 @@ def solved_start(
     """Encoder, linear part of the decoder and partition; partition: a cut to keep to, or None for `matched`."""
     settings = solve_settings(config)
     folder = _place(settings, backbone, dataset, partition)
-    found = _kept(folder, backbone)
-    if not from_main(float(found is not None)):  # one answer for all processes
-        solved = solve_networks(settings, backbone, dataset, partition=partition)
+    if not told_by_main(lambda: _kept(folder, backbone) is not None):  # one answer for all processes
+        unsolved = unsolved_encoder(settings, backbone).to(backbone.device)
+        evidence = gather_evidence(settings, backbone, dataset, unsolved)
         if is_main():
-            _keep(solved, folder)
-        found = solved.encoder, solved.linear, solved.solution.partition
-    encoder, linear, cut = found or _read(folder, backbone)
+            _keep(assemble(settings, backbone, unsolved, evidence, partition), folder)
+    with folder_from_main(folder) as held:
+        encoder, linear, cut = _read(held, backbone)
     if config.code.trunk == "fine-tuned":
         encoder = _free(encoder)
     return encoder, linear, cut

@@ -36,7 +36,7 @@ from diti.studio.session import Visitor
 from diti.studio.tabs.examples import FARTHEST, Examples
 
 AT_THE_ENDS = 8  # pictures lowest and highest on an axis
-REACH = 4.0  # standard deviations
+REACH = 3.0  # standard deviations: farther out are few pictures
 
 
 class Axes:
@@ -102,7 +102,7 @@ class Axes:
         def edit(start: Inverted) -> tuple[Tensor, Tensor]:
             code = start.z + real(moved, -REACH, REACH) * deviation(axis, std, self.world.found)
             if visitor.own is not None:
-                code = push(code, visitor.own, FARTHEST * real(own_moved, -1, 1))
+                code = push(code, visitor.own, real(own_moved, -FARTHEST, FARTHEST))
             return code, start.x_T
 
         for value, line in drawn(self.world, visitor, ("image",), edit):

@@ -42,7 +42,13 @@ class Examples:
                 label="They are pairs, in this order: the same thing with and without it", elem_id="paired"
             )
             self.strength = gr.Slider(
-                -1, 1, 0, step=0.1, label="My slider: less to more", visible=False, elem_id="own-strength"
+                -FARTHEST,
+                FARTHEST,
+                0,
+                step=0.1,
+                label="My slider: less to more",
+                visible=False,
+                elem_id="own-strength",
             )
         if faces is not None:
             desk.on(faces.select, self.add_row, [side], shown, heavy=False)
@@ -80,7 +86,7 @@ class Examples:
             visitor.own = make(
                 model, "my slider", like, unlike, codes=None if known else torch.from_numpy(self.world.codes)
             )
-        yield gr.Slider(value=0.5, visible=True)
+        yield gr.Slider(value=1, visible=True)
 
 
 def _both(visitor: Visitor) -> list[str]:
