@@ -93,8 +93,8 @@ class PipelineBackbone(WatchedBackbone):
         self._shape = (channels, side, side)
         if channels != pictures.channels:
             raise InputError(
-                f"{folder}: the network takes {channels} channels and its pictures have {pictures.channels}: it is "
-                "told more than x_t, such as a mask, and cannot be a backbone"
+                f"{folder}: the network takes {channels} channels and its pictures have {pictures.channels}: it "
+                "is told more than x_t, such as a mask, and cannot be a backbone"
             )
         if choices.size is not None and choices.size % pictures.side(1):
             raise InputError(f"size is {choices.size} px; give a multiple of {pictures.side(1)}")
