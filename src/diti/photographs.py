@@ -31,7 +31,7 @@ from diti.representation.partition import THIRDS
 
 MODEL, DATA = "faces64-diti", "faces"
 EDITS = {  # reading → what less and more of it is called, and how far it goes, as a strength
-    "yaw": ("looks left", "looks right", 2),
+    "yaw": ("looks left", "looks right", 1),
     "mouth_open": ("mouth shut", "mouth open", 2),
     "age": ("younger", "older", 2),
     "female": ("male", "female", 2),

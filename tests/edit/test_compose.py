@@ -9,7 +9,7 @@ from tiny import tiny_model
 
 from diti.core.errors import InputError
 from diti.core.rng import numpy_generator
-from diti.edit.compose import Handle, composed, handle_of, held, step_for
+from diti.edit.compose import LONGEST, Handle, composed, handle_of, held, step_for
 from diti.edit.directions import Direction, code_space_hash
 from diti.edit.editor import Editor
 from diti.edit.manipulate import manipulate
@@ -160,3 +160,23 @@ def test_the_papers_scale_is_another_way_to_say_a_strength(model, directions, fa
     assert z.shape == (1, 12)
     with pytest.raises(InputError, match="paper_scale is for one direction"):
         model.manipulate(faces, {hat: 1.0, smile: 1.0}, paper_scale=0.3)
+
+
+def test_holding_and_composing_never_make_a_step_that_leaves_the_data(model, directions, faces, caplog):
+    """As from few labels, a kept reading is nearly that of what moves: the step is cut, in the deviations of z."""
+    smile = directions[1]
+    hat = replace(directions[0], conditional=directions[0].reading)
+    aside = smile.reading - (smile.reading @ hat.reading) / (hat.reading @ hat.reading) * hat.reading
+    aside *= 0.4 * np.linalg.norm(hat.reading) / np.linalg.norm(aside)
+    near = replace(smile, reading=hat.reading + aside, response=hat.reading + aside)  # exact: 2.7 times as long
+    std = model.std.double().numpy()
+    alone = np.linalg.norm(step_for(model, [hat], [1.5]) / std)
+    with caplog.at_level("WARNING"):
+        held_back = step_for(model, [hat], [1.5], keep=[near])
+    assert np.linalg.norm(held_back / std) == pytest.approx(LONGEST * alone)
+    assert "hat: only" in caplog.text and "would leave the data" in caplog.text
+    kept = handle_of(model, near)
+    assert kept.reading @ held_back == pytest.approx(0, abs=1e-9), "what is kept stays all the same"
+    caplog.clear()
+    free = step_for(model, [hat, smile], [1.0, 1.0])
+    assert np.linalg.norm(free / std) < 2 * LONGEST * alone and not caplog.text

@@ -16,12 +16,13 @@ from diti.data.prepared import Dataset
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
 from diti.edit.compose import push
-from diti.edit.direction_files import direction_path, load_direction
-from diti.edit.directions import Direction, code_space_hash, fit_direction, label_weights
-from diti.edit.gain import ASKED, MOST, with_gain
+from diti.edit.direction_files import direction_path, load_direction, save_direction
+from diti.edit.directions import Direction, calibration, code_space_hash, fit_direction, label_weights
+from diti.edit.gain import ASKED, LONGEST, MOST, with_gain
 from diti.edit.places import SLIGHT, allowed, blurred, in_pictures, rest_of, touch_of, touched
 from diti.edit.reach import Trial, sides_of
 from diti.edit.reader import PENALTIES, fit_reader, reader_of, ridge_chosen
+from diti.edit.select import fit_few, fit_linear
 from diti.edit.trials import Trials, learn_direction
 
 SIDE = 16
@@ -218,6 +219,51 @@ def test_images_are_pushed_to_where_they_are_not():
     """What has a hat cannot be given one: up where it is missing or below the mean, else down."""
     assert sides_of(np.array([0, 1, 0, np.nan]), binary=True).tolist() == [1, -1, 1, 1]
     assert sides_of(np.array([3.0, 9, 5, np.nan]), binary=False).tolist() == [1, -1, 1, 1]
+
+
+def test_what_cannot_be_read_leaves_the_code_as_far_as_it_says(model):
+    """And no gain makes a usual difference longer than three deviations of the code."""
+    direction = a_direction(model)
+    z, noise = torch.zeros(4, model.dims), torch.zeros(4, 1)
+    trial = Trial(
+        Painter(model, z, noise, torch.from_numpy(direction.reading), 0.1), np.arange(4), 9.0, z[0], z[0] + 1
+    )
+    sides, blank = torch.ones(4), np.zeros((3, SIDE, SIDE))
+
+    def reads(_, images):
+        return 100 * images.mean((1, 2, 3)).double().numpy()[:, None]
+
+    assert with_gain(direction, trial, reads, 0, sides, blank, trusted=False).gain == 1
+    aside = np.roll(direction.weight, 3)
+    aside -= (aside @ direction.weight) / (direction.weight @ direction.weight) * direction.weight
+    long = replace(direction, conditional=direction.weight + 12 * aside)
+    unit = np.linalg.norm(push(z[:1], long, 1.0))
+    assert unit > LONGEST and with_gain(long, trial, reads, 0, sides, blank).gain == pytest.approx(1)
+
+
+def test_more_labelled_images_win(model, data, tmp_path):
+    """A direction that the folder keeps from more images is taken; unless it is said how to choose its dims."""
+    trials = Trials(model, data)
+    kept = replace(fit_direction(model, data, "hat"), images=10_000)
+    save_direction(kept, tmp_path)
+    found, new = trials.direction(tmp_path, "hat")
+    assert not new and found.images == 10_000
+    again, new = trials.direction(tmp_path, "hat", selection="weight")
+    assert new and again.images == len(data.rows("train"))
+
+
+def test_few_labels_are_read_by_cross_validation(model, data):
+    """Less than ten images a dim: the reading of held images is better than that of an unheld fit."""
+    rng = numpy_generator(6, "few")
+    metric = np.diag(10.0 ** -np.arange(40) / 4)
+    z = rng.standard_normal((260, 40)).astype(np.float32)
+    y = z[:, 0] + z[:, 1] + rng.standard_normal(260)
+    few, plain = fit_few(z[:60], y[:60], False, metric), fit_linear(z[:60], y[:60], False)
+    r = [np.corrcoef(fit.scores(z[60:]), y[60:])[0, 1] for fit in (few, plain)]
+    assert r[0] > r[1] + 0.05
+    assert calibration(few.scores(z[60:]) / 3, y[60:]) > 2 and calibration(y, y) == pytest.approx(1)
+    labels = (y > 0).astype(float)
+    assert np.mean((fit_few(z[:60], labels[:60], True, None).scores(z[60:]) > 0) == labels[60:]) > 0.6
 
 
 def test_a_learned_direction_is_tried_and_kept(model, data, monkeypatch, tmp_path):

@@ -130,15 +130,30 @@ def meeting() -> Meeting:
     return Meeting()
 
 
+_hand_in_hand: list[Meeting] = []  # while a command runs that the processes share
+
+
+def together() -> bool:
+    """Whether this process shares its work with others: in a command, or in a group of torch.
+
+    A script that calls functions of this package in several processes may do another thing in each.
+    """
+    if processes() == 1:
+        return False
+    import torch.distributed as dist
+
+    return bool(_hand_in_hand) or (dist.is_available() and dist.is_initialized())
+
+
 def meet() -> None:
     """Wait until every process has come here; nothing where there is one."""
-    if processes() > 1:
+    if together():
         meeting().meet()
 
 
 def told_by_main(tell: Callable[[], Any]) -> Any:
     """What the first process finds, in every process: whatever JSON can hold. The others look now and then."""
-    return tell() if processes() == 1 else meeting().told(tell)
+    return meeting().told(tell) if together() else tell()
 
 
 def leading(work: Callable[[], None]) -> None:
@@ -146,12 +161,14 @@ def leading(work: Callable[[], None]) -> None:
     if processes() == 1:
         work()
         return
-    here = meeting()
+    _hand_in_hand.append(here := meeting())
     try:
         work()
     except BaseException as error:
         here.leave(failed=(str(error) or type(error).__name__).partition("\n")[0][:200])
         raise
+    finally:
+        _hand_in_hand.clear()
     here.leave()
 
 

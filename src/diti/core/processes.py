@@ -18,9 +18,10 @@ from torch import Tensor
 from diti.core.crew import packed, unpacked
 from diti.core.device import carrier
 from diti.core.errors import InputError
-from diti.core.meeting import meet, told_by_main
+from diti.core.meeting import meet, together, told_by_main
 
 T = TypeVar("T")
+State = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and facts
 
 
 def place() -> tuple[int, int]:
@@ -66,8 +67,9 @@ def from_main(value: float) -> float:
 
 def state_from_main(load: Callable[[], State | None]) -> State | None:
     """Tensors and facts that the first process loads, in every process: the others need not see its disk."""
-    found = load() if is_main() else None
-    if place()[1] == 1 or (header := told_by_main(lambda: _header(found))) is None:
+    rank, count = place()
+    found = load() if rank == 0 else None
+    if count == 1 or (header := told_by_main(lambda: _header(found))) is None:
         return found
     tensors, facts = found or ({}, {})
     held = {}
@@ -79,9 +81,6 @@ def state_from_main(load: Callable[[], State | None]) -> State | None:
     return held, facts if found else header["facts"]
 
 
-State = tuple[dict[str, Tensor], dict[str, Any]]
-
-
 def _header(state: State | None) -> dict[str, Any] | None:
     if state is None:
         return None
@@ -90,16 +89,15 @@ def _header(state: State | None) -> dict[str, Any] | None:
 
 
 @contextmanager
-def folder_from_main(folder: Path | None) -> Iterator[Path]:
+def folder_from_main(folder: Path) -> Iterator[Path]:
     """A folder of the first process: itself there, a copy that lasts as long as the block elsewhere."""
-    if place()[1] == 1 or is_main():
-        assert folder is not None
-        if place()[1] > 1:
-            meet()
+    rank, count = place()
+    meet()
+    if rank == 0:
+        if count > 1:
             _bytes_from_main(packed(partial(shutil.copytree, folder)))
         yield folder
         return
-    meet()
     with tempfile.TemporaryDirectory() as copy:
         yield unpacked(_bytes_from_main(b""), Path(copy))
 
@@ -113,7 +111,7 @@ def _bytes_from_main(data: bytes) -> bytes:
 
 def first_of_each_machine(compute: Callable[[], T]) -> T:
     """What `compute` gives: one process of each machine goes ahead, and the others there find what it stored."""
-    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    first = not together() or os.environ.get("LOCAL_RANK", "0") == "0"
     own = [compute()] if first else []
     meet()
     return own[0] if own else compute()

@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from diti.core.errors import InputError
 from diti.core.part import Part
-from diti.data.attributes import SPLITS, attribute_kinds
+from diti.data.attributes import attribute_kinds
 from diti.data.prepared import Dataset, Pixels, is_dataset, open_dataset
 from diti.data.source import Source, stretch_of
+from diti.data.split import split_counts
 
 
 class Joined:
@@ -118,13 +119,12 @@ def open_joined(path: Path) -> Dataset:
                 "prepare all of them with the same --size"
             )
     table = _joined_table(path, parts)
-    splits = table["split"].to_pylist()
     marks = {name: mark for part in parts for name, mark in part.info.get("predicted", {}).items()}
     info = {
         **first.info,
         "count": table.num_rows,
         "skipped": sum(part.info["skipped"] for part in parts),
-        "splits": {split: splits.count(split) for split in SPLITS},
+        "splits": split_counts(table),
         "hash": hashlib.sha256("\n".join(part.hash for part in parts).encode()).hexdigest(),
         "title": first.info.get("title", path.name),
         "predicted": marks,

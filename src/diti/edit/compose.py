@@ -7,6 +7,7 @@ things are moved, with headings H, readings V (D, E) and strengths s; K are kept
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -25,6 +26,9 @@ from diti.representation.models.model import Model
 What: TypeAlias = int | str | Direction  # a dim by number, an axis as a07 or by name, or an attribute's direction
 LEAST = 0.02  # of what a heading changes its reading by, that must be left when other things are kept
 MOST = 8.0  # times the largest strength that is asked for: pushes beyond it only work against each other
+LONGEST = 2.0  # times the step without anything kept or composed: a longer one would leave the data
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +112,30 @@ def composed(wanted: Sequence[Handle], strengths: Sequence[float], kept: Sequenc
 def step_for(
     model: Model, what: Sequence[What], strengths: Sequence[float], keep: Sequence[What] = ()
 ) -> np.ndarray:
-    """(D,) the same for things of a model."""
-    return composed([handle_of(model, w) for w in what], strengths, [handle_of(model, w) for w in keep])
+    """(D,) the same for things of a model; what is too long by holding and composing is cut, as a line says."""
+    wanted, kept = ([handle_of(model, w) for w in things] for things in (what, keep))
+    step = composed(wanted, strengths, kept)
+    if not kept and len(wanted) < 2:
+        return step
+    std = deviations(model, [*what, *keep])
+    alone = np.stack([composed([h], [s]) for h, s in zip(wanted, strengths, strict=True)]) / std
+    share = LONGEST * float(np.linalg.norm(alone, axis=1).sum()) / max(float(np.linalg.norm(step / std)), 1e-30)
+    if share < 1:
+        names = ", ".join(handle.name for handle in wanted)
+        log.warning(
+            "%s: only %.0f %% of what was asked; going all the way while the rest stays would leave the data",
+            names,
+            100 * share,
+        )
+    return min(share, 1.0) * step
+
+
+def deviations(model: Model, things: Sequence[What]) -> np.ndarray:
+    """(D,) of z: the model's, or where it does not know them those of a direction."""
+    if model.std is None:
+        known = [what.std.astype(np.float64) for what in things if isinstance(what, Direction)]
+        return known[0] if known else np.ones(model.dims)
+    return model.std.double().numpy()
 
 
 def push(z: Tensor, direction: Direction, strength: float) -> Tensor:

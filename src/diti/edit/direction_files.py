@@ -22,15 +22,8 @@ from diti.edit.directions import Direction, code_space_hash, fit_direction, how_
 from diti.representation.models.model import Model
 
 ARRAYS = ("weight", "pattern", "mean", "std", "conditional", "reading", "response", "reach", "place", "rest")
-LATER = {
-    "conditional",
-    "reading",
-    "response",
-    "reach",
-    "gain",
-    "place",
-    "rest",
-}  # not in earlier files
+# not in files of earlier versions
+LATER = {"conditional", "reading", "response", "reach", "gain", "images", "place", "rest"}
 FORMATS = ("3", "2")  # that are read; the first is written
 
 

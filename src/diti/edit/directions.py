@@ -16,7 +16,7 @@ from diti.core.device import AUTO, Device
 from diti.core.errors import InputError
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset
-from diti.edit.select import DEFAULT_SELECTION, Fit, check_selection, fit_linear, largest, select
+from diti.edit.select import DEFAULT_SELECTION, Fit, check_selection, fit_few, fit_linear, largest, select
 from diti.edit.strength import estimated_difference, usual_difference
 from diti.probes.scores import average_precision, chance_ap, pearson
 from diti.representation.features import encode_dataset, encoder_hash
@@ -27,6 +27,8 @@ ALONG = ("conditional", "pattern", "weight")  # what an edit follows; the paper 
 RIDGE = 0.01  # of the regression on labels, for those that say the same; labels have variance 1
 ALL = "all"  # the method that chooses no dims
 MOST_DIMS = 32  # d' of a sparse direction unless given: of the authors' 512; for short codes a quarter
+ENOUGH = 10  # training images per dim, with which nothing has to be held back
+STEEPEST = 4.0  # slope by which readings from few images are made as large as the labels
 CONTINUOUS = "ridge"  # the method for continuous attributes: largest weights of a ridge regression
 
 
@@ -56,6 +58,7 @@ class Direction:
     response: np.ndarray | None = None  # float64 (D,) Σ reading: how standardised codes vary with it
     reach: np.ndarray | None = None  # float64 (S, 2) strengths within the safe range, see `reach.py`
     gain: float = 1.0  # how much farther the code goes for a picture to show as much, see `reach.py`
+    images: int = 0  # training images that it was learned from; 0: of an earlier version, or of examples
     place: np.ndarray | None = None  # float16 (H, W) where in a picture it may change something, see `places.py`
     rest: np.ndarray | None = None  # float16 (1, H, W) light that is added to a picture for a strength of 1
 
@@ -213,12 +216,15 @@ def fit_direction(
     mean, std = (s.numpy() for s in model.statistics(torch.from_numpy(codes[train])))
     z_train, z_valid = standardise(codes[train], mean, std), standardise(codes[valid], mean, std)
     method, binary = method_for(dataset, attribute, selection), dataset.is_binary(attribute)
-    kept, fit, whole = _fits(z_train, y[train], dims, method, seed, binary)
+    metric = None if model.metric is None else model.metric.numpy()
+    kept, fit, whole = _fits(z_train, y[train], dims, method, seed, binary, metric)
     score, score_all = (
         float((average_precision if binary else pearson)(f.scores(z_valid)[:, None], y[valid][:, None])[0])
         for f in (fit, whole)
     )
     unit = usual_difference(whole.scores(z_train), y[train], binary)
+    if not binary and len(train) < ENOUGH * model.dims:
+        unit /= calibration(whole.scores(z_valid), y[valid])
     others = selection == ALL and len(dataset.attributes) > 1
     return Direction(
         attribute=attribute, method=method, dims=tuple(int(i) for i in kept),
@@ -228,7 +234,7 @@ def fit_direction(
         data=dataset.name, data_hash=dataset.hash, seed=seed, encoder=code_space_hash(model), mean=mean, std=std,
         along="conditional" if others else "pattern",
         conditional=conditional_pattern(z_train, dataset.labels()[train], dataset.attributes.index(attribute)),
-        reading=whole.weight / unit, response=pattern_of(z_train, whole.weight) / unit,
+        reading=whole.weight / unit, response=pattern_of(z_train, whole.weight) / unit, images=len(train),
     )  # fmt: skip
 
 
@@ -237,11 +243,20 @@ def method_for(dataset: Dataset, attribute: str, selection: str) -> str:
     return selection if dataset.is_binary(attribute) else CONTINUOUS
 
 
+def calibration(scores: np.ndarray, y: np.ndarray) -> float:
+    """The slope of labels (N,) on scores of images that were not fitted: penalties make scores too small."""
+    known = np.isfinite(y)
+    spread = float(scores[known].var())
+    slope = float(np.cov(scores[known], y[known], bias=True)[0, 1]) / spread if spread > 0 else 1.0
+    return min(max(slope, 1.0), STEEPEST)
+
+
 def _fits(
-    z: np.ndarray, y: np.ndarray, dims: int, method: str, seed: int, binary: bool
+    z: np.ndarray, y: np.ndarray, dims: int, method: str, seed: int, binary: bool, metric: np.ndarray | None
 ) -> tuple[np.ndarray, Fit, Fit]:
     """The kept dims, the fit on them, and the fit on all."""
-    whole = fit_linear(z, y, binary)
+    few = len(z) < ENOUGH * z.shape[1]
+    whole = fit_few(z, y, binary, metric, seed) if few else fit_linear(z, y, binary)
     if dims == z.shape[1]:
         return np.arange(dims), whole, whole
     kept = select(z, y, dims, method, seed) if binary else largest(np.abs(whole.weight), dims)

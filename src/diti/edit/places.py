@@ -42,8 +42,11 @@ def in_pictures(dataset: Dataset, attribute: str, seed: int = 0) -> tuple[np.nda
         total, squares = total + pixels.sum(0), squares + np.square(pixels).sum(0)
     variance = squares / len(rows) - np.square(total / len(rows))
     chance = variance * np.square(weights).sum()  # of the coefficient, where the attribute explains nothing
-    place = allowed((np.square(coefficient) - chance).clip(0).mean(-1)).astype(np.float16)
-    return coefficient.transpose(2, 0, 1).astype(np.float32), place
+    squared, blur = np.square(coefficient).mean(-1), BLUR * dataset.images.shape[2]
+    more = (np.square(coefficient) - chance).clip(0).mean(-1)
+    sure = blurred(more, blur) / np.maximum(blurred(squared, blur), 1e-30)  # what of it is not chance
+    known = (coefficient * sure[..., None]).transpose(2, 0, 1).astype(np.float32)
+    return known, allowed(more).astype(np.float16)
 
 
 def rest_of(coefficient: np.ndarray, drawn: np.ndarray, place: np.ndarray) -> np.ndarray:

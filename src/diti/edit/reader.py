@@ -24,6 +24,7 @@ from diti.core.rng import numpy_generator
 from diti.core.runs import atomic_path
 from diti.data.prepared import Dataset
 from diti.diffusion.files import read_safetensors
+from diti.probes.scores import pearson
 from diti.representation.features import encoder_hash, frozen_features
 from diti.representation.models.model import Model, inference
 
@@ -41,6 +42,7 @@ class Reader:
     mean: Tensor  # (F,)
     scale: Tensor  # (F,)
     weights: Tensor  # (F, A)
+    told: Tensor  # (A,) correlation with the labels of validation images
 
     def __call__(self, model: Model, images: Tensor) -> np.ndarray:
         """float64 (N, A) of images (N, 3, H, W) in [-1, 1], up to a constant."""
@@ -55,7 +57,7 @@ class Reader:
 
 def reader_of(model: Model, dataset: Dataset) -> Reader:
     """The reader of all labels of the data, from the cache if it was fitted before."""
-    facts = f"{encoder_hash(model.encoder)}/{dataset.hash}/{','.join(dataset.attributes)}/1"
+    facts = f"{encoder_hash(model.encoder)}/{dataset.hash}/{','.join(dataset.attributes)}/2"
     path = cache_folder() / "readers" / f"{hashlib.sha256(facts.encode()).hexdigest()[:24]}.safetensors"
     expected = {field.name for field in fields(Reader)}
     try:
@@ -87,7 +89,13 @@ def fit_reader(model: Model, dataset: Dataset, seed: int = 0) -> Reader:
     weights = ridge_chosen(x_train, y_train, x_held, y_held)
     told = (x_held @ weights).double().numpy()
     binary = [dataset.is_binary(name) for name in dataset.attributes]
-    return Reader(mean, scale, weights / torch.from_numpy(_usual(told, labels[held], binary)).float())
+    r = np.nan_to_num(pearson(told, labels[held]))
+    return Reader(
+        mean,
+        scale,
+        weights / torch.from_numpy(_usual(told, labels[held], binary)).float(),
+        torch.from_numpy(r).float(),
+    )
 
 
 def ridge_chosen(x: Tensor, y: np.ndarray, x_held: Tensor, y_held: np.ndarray) -> Tensor:
@@ -111,7 +119,7 @@ def _usual(told: np.ndarray, labels: np.ndarray, binary: Sequence[bool]) -> np.n
     for i in np.flatnonzero(binary):
         sides = told[labels[:, i] == 1, i], told[labels[:, i] == 0, i]
         apart = sides[0].mean() - sides[1].mean() if all(map(len, sides)) else 0.0
-        found[i] = apart if apart > 0.1 else 2.0  # what cannot be told is taken as told
+        found[i] = apart if apart > 0.1 else 1.0
     return found
 
 

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError, nearest
+from diti.core.rng import numpy_generator
 from diti.edit.probmask import probmask_probabilities
-from diti.probes.choose import fit_path
+from diti.probes.choose import fit_best_scaled, fit_path
+from diti.probes.few_shot import FOLDS, L2_GRID, MULTIPLES, POWERS, scalings
 from diti.probes.scores import average_precision
+from diti.probes.task import label_folds
 
 L2 = 1e-3  # weight of ½‖w‖² beside the mean log loss: only keeps separable data from running away
 L1_FACTOR = 0.9  # the penalty falls by this factor along the path
@@ -55,6 +58,15 @@ def fit_linear(z: np.ndarray, y: np.ndarray, binary: bool, kept: np.ndarray | No
     weight = np.zeros(z.shape[1])
     weight[kept] = found.weights[:, 0]
     return Fit(weight, float(found.bias[0]))
+
+
+def fit_few(z: np.ndarray, y: np.ndarray, binary: bool, metric: np.ndarray | None, seed: int = 0) -> Fit:
+    """The same from few images: penalty and power of the metric (D, D) of the code by cross-validation."""
+    x, labels = torch.from_numpy(z).float(), y[:, None].astype(np.float64)
+    roots = [torch.eye(z.shape[1])] if metric is None else scalings(x, metric, POWERS)
+    folds = label_folds(labels, binary, FOLDS, numpy_generator(seed, "few labels"))
+    best, found = fit_best_scaled([x @ root for root in roots], labels, binary, folds, L2_GRID, MULTIPLES)
+    return Fit(roots[best].double().numpy() @ found.weights[:, 0], float(found.bias[0]))
 
 
 def with_ones(z: np.ndarray) -> Tensor:

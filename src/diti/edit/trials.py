@@ -14,12 +14,19 @@ from pathlib import Path
 import numpy as np
 
 from diti.core.device import AUTO, Device
+from diti.core.errors import InputError
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset
 from diti.diffusion.files import may_keep
-from diti.edit.direction_files import find_or_learn_direction, save_direction
-from diti.edit.directions import Direction, fit_direction
-from diti.edit.gain import with_gain
+from diti.edit.direction_files import (
+    direction_path,
+    find_or_learn_direction,
+    kept_names,
+    load_direction,
+    save_direction,
+)
+from diti.edit.directions import Direction, code_space_hash, fit_direction
+from diti.edit.gain import TRUSTED, TRUSTED_BINARY, with_gain
 from diti.edit.places import in_pictures
 from diti.edit.reach import Trial, sides_of, with_reach
 from diti.edit.reader import Reader, reader_of
@@ -94,8 +101,21 @@ class Trials:
             coefficient, place = in_pictures(self.dataset, name)
             column = self.dataset.attributes.index(name)
             direction = replace(direction, place=place)
-            direction = with_gain(direction, self.trial, self.reader, column, sides, coefficient)
+            least = TRUSTED_BINARY if direction.metric == "AP" else TRUSTED
+            trusted = float(self.reader.told[column]) >= least
+            direction = with_gain(direction, self.trial, self.reader, column, sides, coefficient, trusted)
         return with_reach(direction, self.trial, sides) if ranged and direction.reach is None else direction
+
+    def better(self, folder: Path, attribute: str) -> Direction | None:
+        """The direction that the model folder keeps from more training images than these are."""
+        if attribute not in kept_names(folder):
+            return None
+        try:
+            found = load_direction(direction_path(folder, attribute))
+        except InputError:  # damaged, or of another version: it is learned again
+            return None
+        more = found.images > len(self.dataset.rows("train"))
+        return found if more and found.encoder == code_space_hash(self.model) else None
 
     def direction(
         self,
@@ -107,7 +127,12 @@ class Trials:
         *,
         ranged: bool = False,
     ) -> tuple[Direction, bool]:
-        """The one that the model folder keeps, else a new one, tried and kept there; True if it is new."""
+        """The one that the model folder keeps, else a new one, tried and kept there; True if it is new.
+
+        Unless it is said how to choose its dims, one that was kept from more images is taken as it is.
+        """
+        if dims is None and selection is None and (better := self.better(folder, attribute)) is not None:
+            return better, False
         found, new = find_or_learn_direction(
             self.model, folder, self.dataset, attribute, dims, selection, seed, codes=lambda: self.codes
         )

@@ -141,7 +141,11 @@ class Means:
         direction, new = self.trials.direction(self.folder, name, dims, selection, seed, ranged=True)
         lines = [direction.summary()]
         if not new:
-            return direction, [*lines, "direction learned earlier, taken from the model folder"]
+            few = len(self.trials.dataset.rows("train"))
+            more = (
+                f", from {direction.images:,} images, more than the {few:,} here" if direction.images > few else ""
+            )
+            return direction, [*lines, f"direction learned earlier, taken from the model folder{more}"]
         if direction.method == CONTINUOUS and how_to_choose(self.model, dims, selection)[0] < self.model.dims:
             lines.append(f"{name} is continuous: the direction is that of a ridge regression, its dims by weight")
         if may_keep(self.folder):
@@ -178,5 +182,6 @@ class Means:
 
     def _to_keep(self, word: str) -> What:
         if self.dataset is not None and word in self.dataset.attributes:
-            return find_or_learn_direction(self.model, self.folder, self.dataset, word)[0]
+            better = None if self.trials is None else self.trials.better(self.folder, word)
+            return better or find_or_learn_direction(self.model, self.folder, self.dataset, word)[0]
         return kept_direction(self.folder, word) if word in kept_names(self.folder) else word

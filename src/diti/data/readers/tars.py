@@ -49,8 +49,9 @@ def detect(path: Path) -> bool:
 def open_source(path: Path, options: ReadOptions) -> Source:
     """All images of all shards: their places are found by reading the headers once."""
     files = [path] if path.is_file() else sorted(path.glob(f"*{ENDING}"))
-    shards = [read_shard(file) for file in files]
-    if not any(shard.keys for shard in shards):
+    shards = [read_shard(file, f"{file.stem}/" if len(files) > 1 else "") for file in files]
+    counts = [shard.rows.num_rows for shard in shards]
+    if not any(counts):
         raise InputError(f"{path} holds no images; known endings: {' '.join(IMAGES)}")
     columns, notes = _columns(shards, path)
     check_ignored(options.ignore, columns.column_names, path)
@@ -58,59 +59,48 @@ def open_source(path: Path, options: ReadOptions) -> Source:
         words, split_notes = split_by_shard([file.stem for file in files])
         notes += split_notes
         if words:
-            split = [word for word, shard in zip(words, shards, strict=True) for _ in shard.keys]
+            split = [word for word, count in zip(words, counts, strict=True) for _ in range(count)]
             columns = columns.append_column("split", pa.array(split, pa.string()))
-    starts = tuple([0, *accumulate(len(shard.keys) for shard in shards)][:-1])
+    starts = tuple([0, *accumulate(counts)][:-1])
     places = array("q", chain.from_iterable(shard.places for shard in shards))
-    names = columns["file"].to_pylist()
-    if len(files) > 1:
-        folders = (shard.path.stem for shard in shards for _ in shard.keys)
-        names = [f"{folder}/{name}" for folder, name in zip(folders, names, strict=True)]
-    table = table_from_columns(names, columns, skip={"file", *options.ignore})
+    table = table_from_columns(columns["file"], columns, skip={"file", *options.ignore})
     return Source(path.stem, str(path), table, ReadTars(tuple(files), starts, places), notes=tuple(notes))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Shard:
-    """What one file holds, a row per image."""
+    """What one file holds."""
 
-    path: Path
-    keys: list[str] = field(default_factory=list)
-    places: array[int] = field(default_factory=lambda: array("q"))  # first byte and length of each image
-    columns: dict[str, list[Any]] = field(default_factory=dict)  # attributes; shorter than `keys` where they end
-    words: set[str] = field(default_factory=set)  # names of what is no number
+    rows: pa.Table  # a row per image: its name in the column `file`, and its attributes
+    places: array[int]  # first byte and length of each image, one after the other
+    words: set[str]  # names of what is no number
 
-    def add(self, sample: Sample) -> None:
+
+def read_shard(file: Path, prefix: str) -> Shard:
+    """The index of a shard; prefix: before the name of each image."""
+    keys, places, words = list[str](), array("q"), set[str]()
+    columns: dict[str, list[Any]] = {}  # shorter than `keys` where the last images have no such value
+    for sample in samples(file):
         if sample.place is None:
-            return
+            continue
         for name, value in sample.facts.items():
             is_word = name in ("split", "identity")
             if value is None or name == "file":
                 continue
             if not is_word and not isinstance(value, int | float):
-                self.words.add(name)
+                words.add(name)
                 continue
-            values = self.columns.setdefault(name, [])
-            values += [None] * (len(self.keys) - len(values))
+            values = columns.setdefault(name, [])
+            values += [None] * (len(keys) - len(values))
             values.append(str(value) if is_word else value + 0)  # of True a number
-        self.keys.append(sample.key)
-        self.places.extend(sample.place)
-
-    def table(self, without: set[str]) -> pa.Table:
-        """With the names of the images in the column `file`."""
-        columns: dict[str, list[Any]] = {"file": self.keys}
-        for name, values in self.columns.items():
-            if name not in without:
-                columns[name] = values + [None] * (len(self.keys) - len(values))
-        return pa.table(columns)
-
-
-def read_shard(file: Path) -> Shard:
-    """The index of a shard."""
-    shard = Shard(file)
-    for sample in samples(file):
-        shard.add(sample)
-    return shard
+        keys.append(prefix + sample.key)
+        places.extend(sample.place)
+    filled = {name: values + [None] * (len(keys) - len(values)) for name, values in columns.items()}
+    try:
+        rows = pa.table({"file": pa.array(keys, pa.string()), **filled})
+    except (pa.ArrowException, OverflowError) as error:
+        raise InputError(f"{file}: its values cannot be a table ({str(error).splitlines()[0]})") from None
+    return Shard(rows, places, words)
 
 
 def samples(shard: Path) -> Iterator[Sample]:
@@ -175,7 +165,8 @@ def _columns(shards: list[Shard], path: Path) -> tuple[pa.Table, list[str]]:
     words = set[str]().union(*(shard.words for shard in shards))
     notes = [f"values that are no numbers were left out: {', '.join(sorted(words))}"] if words else []
     try:
-        found = pa.concat_tables([shard.table(words) for shard in shards], promote_options="permissive")
+        tables = [one.rows.select([n for n in one.rows.column_names if n not in words]) for one in shards]
+        found = pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise InputError(f"{path}: the shards do not fit together ({str(error).splitlines()[0]})") from None
     if CLASS not in found.column_names:

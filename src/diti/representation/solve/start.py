@@ -11,7 +11,7 @@ from diti.config import SolveConfig, TrainConfig
 from diti.core.errors import InputError
 from diti.core.machine import cache_folder
 from diti.core.meeting import told_by_main
-from diti.core.processes import folder_from_main, is_main
+from diti.core.processes import folder_from_main, place
 from diti.core.runs import atomic_path, read_json, versions, write_json
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
@@ -46,7 +46,7 @@ def solved_start(
     if not told_by_main(lambda: _kept(folder, backbone) is not None):  # one answer for all processes
         unsolved = unsolved_encoder(settings, backbone).to(backbone.device)
         evidence = gather_evidence(settings, backbone, dataset, unsolved)
-        if is_main():
+        if place()[0] == 0:
             _keep(assemble(settings, backbone, unsolved, evidence, partition), folder)
     with folder_from_main(folder) as held:
         encoder, linear, cut = _read(held, backbone)

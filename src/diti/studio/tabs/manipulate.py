@@ -103,7 +103,7 @@ class Manipulate:
         shares = [(d.attribute, subset_shares(self.world, d.heading)) for d in found]
         yield gr.skip(), gr.skip(), markup.bars(shares, self.world.partition)
         asked = [real(strength, -FARTHEST, FARTHEST) for strength in strengths]
-        moves: dict[What, float] = {d: s for d, s in zip(found, asked, strict=False) if s}
+        moves: dict[What, float] = {d: strength for d, strength in zip(found, asked, strict=False) if strength}
         keep = [self.world.learned(name) for name in self._known(kept, len(self.names)) if name not in picked]
 
         def edit(start: Inverted) -> tuple[Tensor, Tensor]:
