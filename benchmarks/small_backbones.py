@@ -34,7 +34,7 @@ from diti.diffusion.unet import zero, zero_block_ends
 DATA, BATCH, RATE, WARM_UP = "toyfaces:12000", 32, 4e-3, 6_400
 BY_ADAM = ("conv_in.", "conv_out.", "emb", "proj_out")  # first and last layers and the time: not for Muon
 KL = 1e-6  # weight of the autoencoder's divergence from a unit Gaussian
-AUTOENCODER = 0.25  # images it sees, for each that the network sees
+AUTOENCODER = 0.5  # images it sees, for each that the network sees
 LATENTS_AT_ONCE = 250
 
 Batches = Callable[[int, int], Tensor]
@@ -206,7 +206,7 @@ def show(out: Path, dataset: Dataset, seed: int) -> None:
     print(f"autoencoder: MSE {F.mse_loss(after, pixels).item():.2e} of 16 validation images")
 
 
-KINDS = {"latent64": (latent64, 64, 36_000), "flow32": (flow32, 32, 24_000), "dit32": (dit32, 32, 24_000)}
+KINDS = {"latent64": (latent64, 64, 64_000), "flow32": (flow32, 32, 60_000), "dit32": (dit32, 32, 60_000)}
 
 
 def main() -> None:
