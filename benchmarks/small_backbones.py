@@ -1,4 +1,4 @@
-"""Small backbones of other kinds, trained on toy faces: what docs/results.md solves beside the pixel U-Net.
+"""Small backbones of other kinds, trained on toy faces: to be solved beside the pixel U-Net.
 
 `python -m benchmarks.small_backbones KIND OUT [--seed S] [--images N]` trains one and writes a folder of diffusers
 that `--backbone OUT` opens, with a sheet of samples (and, of an autoencoder, of pictures before and after it):
