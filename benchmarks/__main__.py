@@ -8,8 +8,10 @@ import sys
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from benchmarks import (
+    bench_cost,
     bench_data,
     bench_device,
+    bench_edits,
     bench_methods,
     bench_metric,
     bench_pretrain,
@@ -21,8 +23,10 @@ from benchmarks import (
 )
 
 BENCHMARKS = {
+    "cost": bench_cost.main,
     "data": bench_data.main,
     "device": bench_device.main,
+    "edits": bench_edits.main,
     "training": bench_training.main,
     "pretrain": bench_pretrain.short,
     "methods": bench_methods.main,

@@ -16,9 +16,9 @@ from torch import Tensor
 from diti.config import EncoderConfig
 from diti.core.images import to_float
 from diti.data import toyfaces
-from diti.diffusion.backbone import build_backbone
 from diti.diffusion.files import locate
 from diti.diffusion.sampler import ddim, timesteps
+from diti.diffusion.unet import build_backbone
 from diti.edit.interpolate import interpolate
 from diti.presets import preset
 from diti.representation.models.diffusion import DiTi, load_diti

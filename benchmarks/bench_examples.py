@@ -4,9 +4,9 @@
 binary attribute, the highest and the lowest quarter of a continuous one. Test faces are inverted once and pushed
 along every direction; a classifier of pixels says what changed, as in `diti counterfactuals`. Means over
 attributes, ± half the 95 % interval over draws of the examples. Directions from all labels are those of `diti
-manipulate --attribute`, and are kept in the model folder. DATA has attributes: toyfaces:12000, or a dataset folder
-such as CelebA's. Axes are found in it where the model has none. With --pairs, for toy faces alone, also directions
-from faces that are drawn twice, with the attribute and without.
+manipulate --attribute --selection l1`, and are kept in the model folder. DATA has attributes: toyfaces:12000, or a
+dataset folder such as CelebA's. Axes are found in it where the model has none. With --pairs, for toy faces alone,
+also directions from faces that are drawn twice, with the attribute and without.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from diti.diffusion.sampler import OnStep
 from diti.edit.directions import Direction, checked_dims, standardise
 from diti.edit.examples import example_direction, pair_direction
 from diti.edit.manipulate import SCALE
-from diti.edit.select import largest
+from diti.edit.select import DEFAULT_SELECTION, largest
 from diti.measure.attribute_classifier import IMAGES, train_classifier
 from diti.measure.counterfactual_scores import (
     Unedited,
@@ -41,6 +41,7 @@ from diti.measure.counterfactual_scores import (
     leak_per_change,
     means,
     resamples,
+    strengths_of,
 )
 from diti.measure.counterfactuals import CounterfactualOptions, EditStudy, check_data, spread_over
 from diti.probes.scores import mean_over_attributes
@@ -77,7 +78,8 @@ def main(words: Sequence[str] | None = None) -> None:
         pixels = study.pixels(study.rows)
         unedited = Unedited.of(study.model, study.classifier, pixels, sizes[2], on_step=on_step)
         for name, directions in planned(study, names, options):
-            rows.setdefault(name, []).append(scores(unedited, names, directions, options.scale, on_step))
+            far = options.scale, options.paper_scale
+            rows.setdefault(name, []).append(scores(unedited, names, directions, far, on_step))
     settings = {key: str(value) for key, value in vars(options).items()}
     write_json(options.out, {"settings": settings, "attributes": names, "rows": rows, "versions": versions()})
     seconds = time.perf_counter() - began
@@ -96,7 +98,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="examples a side")
     found.add_argument("--pairs", action="store_true", help="toy faces: also the same faces with and without")
     found.add_argument("--draws", type=int, default=5, help="of the examples, for each number of them")
-    found.add_argument("--scale", type=float, default=SCALE, help="s: the code moves by s √D deviations")
+    found.add_argument("--scale", type=float, default=SCALE, help="strength, in usual differences")
+    found.add_argument(
+        "--paper-scale", type=float, help="the paper's s instead: the code moves by s √D deviations"
+    )
     found.add_argument("--sampling-steps", type=int, default=15)
     found.add_argument("--classifier-images", type=int, default=IMAGES, help="length of its training")
     found.add_argument("--out", type=Path, default=Path("runs/bench-examples.json"))
@@ -110,8 +115,9 @@ def new_study(options: argparse.Namespace) -> EditStudy:
     model.require_size(dataset.size)
     check_data(dataset)
     chosen = CounterfactualOptions(
-        images=options.faces, sampling_steps=options.sampling_steps, classifier_images=options.classifier_images
-    )
+        images=options.faces, sampling_steps=options.sampling_steps, classifier_images=options.classifier_images,
+        selection=DEFAULT_SELECTION,
+    )  # fmt: skip
     classifier = train_classifier(dataset, images=options.classifier_images)
     study = EditStudy(
         options.model, model, dataset, classifier, checked_dims(model, None), options.out.parent, chosen
@@ -171,7 +177,7 @@ def difference_of_means(made: Direction, has: np.ndarray, lacks: np.ndarray) -> 
     kept = largest(np.abs(plane) * (shrunk != 0), max(1, min(32, len(plane) // 4)))
     heading = np.zeros_like(shrunk)
     heading[kept] = shrunk[kept]
-    return replace(made, pattern=heading) if heading.any() else None
+    return replace(made, pattern=heading, reading=heading, response=heading) if heading.any() else None
 
 
 METHODS: dict[str, Make] = {"difference of means": difference_of_means, "axes": as_made}
@@ -189,13 +195,13 @@ def scores(
     unedited: Unedited,
     names: Sequence[str],
     directions: Sequence[Direction | None],
-    scale: float,
+    far: tuple[float, float | None],
     on_step: OnStep,
 ) -> Scores:
     """Means over attributes, None where nothing is defined; where there is no direction nothing is edited."""
     classifier, found = unedited.classifier, []
     given = [direction for direction in directions if direction is not None]
-    edits = unedited.edits(given, scale, on_step)
+    edits = unedited.edits(given, strengths_of(given, *far), on_step)
     for name, direction in zip(names, directions, strict=True):
         upward, edited = next(edits) if direction is not None else (np.zeros(len(unedited.seen), bool), None)
         after = unedited.before if edited is None else classifier(edited)

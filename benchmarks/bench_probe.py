@@ -20,7 +20,7 @@ from diti.core.images import to_float
 from diti.core.rng import numpy_generator
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
-from diti.diffusion.backbone import build_backbone
+from diti.diffusion.unet import build_backbone
 from diti.presets import preset
 from diti.probes.linear import probe
 from diti.probes.scores import average_precision

@@ -15,7 +15,7 @@ from sklearn.neighbors import NearestNeighbors
 from benchmarks.timing import best_seconds
 from diti.edit.directions import standardise
 from diti.exploring.search import Found, nearest
-from diti.representation.features import read_kept
+from diti.representation.kept import read_kept
 
 IMAGES, DIMS, WANTED = 200_000, 128, 24
 GOAL = 1.0  # seconds

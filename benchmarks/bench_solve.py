@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from diti.config import SolutionConfig, SolveConfig
+from diti.core.images import MODEL_RANGE, to_float
 from diti.core.runs import write_json
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
@@ -51,6 +52,7 @@ DATA, BACKBONE, OUT = "toyfaces:12000", "toyfaces32", Path("runs/bench-solve")
 SEEDS = (0, 1, 2)
 DIMS, SUBSETS, TAUS = 128, 16, (0.01, 0.03, 0.05, 0.1)  # τ beside the default
 EDITED, PAIRS = 12, 32  # test faces edited; exact pairs per attribute for the order
+RETURNED = 32  # test faces inverted and drawn again
 HELD_OUT = 1_200  # training images on which the probe's penalty is chosen
 SCORES = ("loss removed", "AP", "r", "flips", "change, sd", "leakage per change", "order", "DCI")
 T_95 = {2: 12.706, 3: 4.303}  # Student's t of a 95 % interval over so many seeds
@@ -87,7 +89,7 @@ def measure_seed(dataset: Dataset, backbone: Backbone, classifier: AttributeClas
             pixels = principal_scores(lambda rows: pixels_flat(dataset, rows), dataset, DIMS)
             record["rows"]["PCA of pixels"] = probed(pixels, dataset)
         encoder.set_head(*solution.head(evidence))
-        decoder = ShiftDecoder(backbone, DIMS, "none", linear=solution.linear_part(evidence, backbone.size))
+        decoder = ShiftDecoder(backbone, DIMS, "none", linear=solution.linear_part(evidence))
         statistics = training_statistics(encoder, dataset)
         model = DiTi(encoder, solution.partition, *statistics, "diti", decoder=decoder.eval())
         folder = OUT / f"model-{seed}-{len(record['rows'])}"
@@ -287,14 +289,28 @@ def with_interval(values: list[float]) -> str:
 
 
 def measure_folders(folders: list[str]) -> None:
-    """The same scores of model folders, such as trained ones."""
-    dataset = open_data(DATA, 32)
-    classifier = train_classifier(dataset)
+    """The same scores of model folders, such as trained ones or those over other backbones, at their own size."""
+    classifiers: dict[int, AttributeClassifier] = {}
     for folder in folders:
         model = load(folder)
         if not isinstance(model, DiTi):
             raise SystemExit(f"{folder} holds a {model.method} model; name models of diti or pdae")
-        print(folder, {k: round(v, 4) for k, v in measure(model, folder, dataset, classifier).items()}, flush=True)
+        dataset = open_data(DATA, model.size)
+        if model.size not in classifiers:
+            classifiers[model.size] = train_classifier(dataset)
+        found = measure(model, folder, dataset, classifiers[model.size]) | round_trip_errors(model, dataset)
+        print(folder, {k: float(f"{v:.4g}") for k, v in found.items()}, flush=True)
+
+
+def round_trip_errors(model: DiTi, dataset: Dataset) -> dict[str, float]:
+    """MSE, pixels in [-1, 1], of test images after the way to x0 and back alone, and of what inversion adds."""
+    images = to_float(dataset.pixels(dataset.rows("test")[:RETURNED]))
+    held = model.at_best(images)
+    again = model.reconstruct(images, "inferred", value_range=MODEL_RANGE)
+    return {
+        "MSE of x0 and back": (held - images).square().mean().item(),
+        "MSE of inversion": (again - held).square().mean().item(),
+    }
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def main() -> None:
 def small_backbone(size: int, folder: Path) -> Path:
     """A random U-Net of the shape of celeba32, with a pixel-unshuffle that keeps its grid at 16 px or more."""
     from diti.config import BackboneConfig
-    from diti.diffusion.backbone import build_backbone
+    from diti.diffusion.unet import build_backbone
 
     fold = 2 if size < 128 else 4
     shape = BackboneConfig(size=size, unshuffle=fold, channels=(32, 32, 64), layers=1, head_channels=16)

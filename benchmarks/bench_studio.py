@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import best_seconds
-from diti.edit.axes import push_axes
+from diti.edit.axes import deviation
 from diti.studio.session import FULL_STEPS, PREVIEW_STEPS, Visitor
 from diti.studio.world import World, open_world
 
@@ -49,7 +49,7 @@ def main(source: str = "faces64-diti") -> None:
 
 def moved(world: World, z: Tensor) -> Tensor:
     """(1, D) of a code (D,) with one axis turned."""
-    return push_axes(z, world.statistics()[1], [{0: 1.0}], [2.0])[0]
+    return (z + 2 * deviation(0, world.statistics()[1]))[None]
 
 
 def start_seconds(source: str) -> float:

@@ -23,8 +23,9 @@ from diti.data.prepare import prepare
 from diti.data.prepared import Dataset, training_batches
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
-from diti.diffusion.backbone import build_backbone, training_flops
+from diti.diffusion.backbone import training_flops
 from diti.diffusion.pretrain import Denoising
+from diti.diffusion.unet import build_backbone
 from diti.presets import preset, train_preset
 from diti.representation.registry import find_method
 

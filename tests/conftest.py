@@ -191,6 +191,10 @@ pair = []
 for rank in "01":
     if not (number := os.fork()):
         os.environ.update(RANK=rank, LOCAL_RANK=rank)
+        if apart := os.environ.get("APART"):  # two machines: each has its folders and its cache
+            os.makedirs(f"{apart}/{rank}", exist_ok=True)
+            os.chdir(f"{apart}/{rank}")
+            os.environ.update(LOCAL_RANK="0", DITI_CACHE=f"{apart}/{rank}/cache")
         sys.exit(main(sys.argv[1:]))
     pair.append(number)
 while pair and not os.wait()[1]:
@@ -203,17 +207,19 @@ sys.exit(len(pair))
 def two_processes() -> Callable[..., str]:
     """Run the command line in two processes that share the job; what both printed.
 
-    The start by torchrun is tested with diti pretrain.
+    apart: a folder in which each of them has its own working folder and cache, as on two machines. The start by
+    torchrun is tested with diti pretrain.
     """
 
-    def run(*words: object) -> str:
+    def run(*words: object, apart: Path | None = None) -> str:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
+        place = {} if apart is None else {"APART": str(apart)}
         group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         with subprocess.Popen(
             [sys.executable, "-c", PAIR, *map(str, words)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **group},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **group, **place},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,

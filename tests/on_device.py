@@ -16,25 +16,28 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pipelines import PIPELINES
 from safetensors.torch import load_file
 from tiny import SHAPE, tiny_backbone, tiny_model
 
 import diti
 from diti.cli import main
 from diti.config import EncoderConfig, TrainConfig, TrainingConfig
-from diti.core.device import decide, preferred
+from diti.core.device import decide, fitted, preferred
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.loop import make_accelerator, train, with_precision
 from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder
+from diti.diffusion.generate import samples
 from diti.edit.interpolate import interpolate
 from diti.measure.counterfactuals import CounterfactualOptions, measure_counterfactuals
 from diti.measure.sufficiency import sufficiency
 from diti.representation.train import train_model
 from diti.representation.train_latent import fit_latent
 
+KINDS = ("latent", "Flux")  # betas and a U-Net; a flow and a transformer that is told a prompt
 DEVICES, LABELS = ("cpu", "pretend"), ("background", "brightness", "hat")
 SIZE, STEPS = 16, 3
 CODE = EncoderConfig(encoder="residual", code_dim=8, encoder_channels=(8, 16))
@@ -43,7 +46,7 @@ SHORT = TrainingConfig(
     checkpoint_images=16,
 )  # fmt: skip
 FEW = {  # images that are looked at beside the work, and steps that draw them
-    "diffusion.validation.fixed_batches": (16, "valid"),
+    "diffusion.validation.fixed_batches": (16, "valid", None),
     "diffusion.validation.fixed_rows": (16, "valid"),
     "representation.checks.loss_curves": (16,),
     "diffusion.generate.samples": (STEPS, None),
@@ -242,6 +245,21 @@ def test_solve_over_features_of_another_network_and_without_a_folder(both, made)
         return z, model.reconstruct(faces, sampling_steps=STEPS, z=z)
 
     both(path, 2e-3)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_backbones(both, made, tmp_path, name):
+    folder = PIPELINES[name](tmp_path / "pipeline")
+
+    def path(device, out):
+        model = diti.solve(made / "data", str(folder), device=device, axes="ordered", **SOLVED)
+        faces = to_float(diti.open_data(made / "data", SIZE).pixels(np.arange(2)))
+        z = model.encode(faces, value_range=(-1, 1))
+        again = model.reconstruct(faces, sampling_steps=STEPS, z=z, value_range=(-1, 1))
+        assert z.device == again.device == model.device == decide(device)
+        return z, model.encode(again.clamp(-1, 1), value_range=(-1, 1)), samples(model.backbone, 2, 0, STEPS)
+
+    both(path, 5e-3)
 
 
 def narrow(device: torch.device) -> torch.dtype:
@@ -450,6 +468,20 @@ def test_what_does_not_fit_in_memory_is_halved(made, tmp_path):
         model.encode(faces)
 
 
+def test_how_much_fits_is_found_once():
+    asked = []
+
+    def work(x):
+        asked.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("too much")
+        return x + 1
+
+    for _ in range(2):
+        assert fitted(work, torch.zeros(7, 3)).tolist() == [[1.0] * 3] * 7
+    assert asked == [7, 4, 2, 2, 2, 1, 2, 2, 2, 1], "the second time it is known"
+
+
 def test_a_training_that_does_not_fit_in_memory_goes_on_in_parts(tmp_path, capsys):
     def weight_after(rows, out):
         objective = Falling()
@@ -477,7 +509,7 @@ def test_bf16_where_the_device_has_it(made, tmp_path, monkeypatch):
     """Frozen networks and trainings, but neither sums nor solutions nor, where it is unwanted, anything."""
     monkeypatch.setattr(pretend.Module, "is_bf16_supported", lambda self, including_emulation: True, raising=False)
     seen = {}
-    trunk, unet = "representation.networks.trunks.BackboneTrunk.forward", "diffusion.backbone.Backbone.forward"
+    trunk, unet = "representation.networks.trunks.BackboneTrunk.forward", "diffusion.unet.UNetBackbone.forward"
     for name in (trunk, unet):
         owner, _, attribute = f"diti.{name}".rpartition(".")
         plain_forward = getattr(pkgutil.resolve_name(owner), attribute)
@@ -495,7 +527,7 @@ def test_bf16_where_the_device_has_it(made, tmp_path, monkeypatch):
 
     assert solved() == {trunk: {True}, unet: {True}}
     seen.clear()
-    diti.sample(made / "backbone", 1, sampling_steps=STEPS, device="pretend")
+    samples(diti.load_backbone(made / "backbone", "pretend"), 1, 0, STEPS)
     assert seen == {unet: {False}}, "errors of a sampler's steps would add up"
     monkeypatch.setenv("DITI_PRECISION", "float32")
     assert solved() == {trunk: {False}, unet: {False}}

@@ -8,7 +8,8 @@ import torch
 from diffusers import DDPMScheduler
 
 from diti.config import BackboneConfig
-from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet, unet_config
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.unet import UNetBackbone, Wrapping, assemble_unet, unet_config
 
 SMALL = BackboneConfig(size=16, unshuffle=2, channels=(16, 32), layers=1, attention=(4,), head_channels=8)
 RESNET_BLOCKS = {  # the up- and downsampling of ADM networks
@@ -31,4 +32,4 @@ def backbone(prediction: str = "epsilon", config: BackboneConfig = SMALL, **unet
     wrapping = Wrapping(unshuffle=config.unshuffle)
     net = assemble_unet({**unet_config(config), **unet}, wrapping, seed=1)
     randomise(net, seed=2)
-    return Backbone(net, DDPMScheduler(prediction_type=prediction), wrapping).eval()
+    return UNetBackbone(net, DDPMScheduler(prediction_type=prediction), wrapping).eval()

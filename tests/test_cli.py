@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,6 +44,28 @@ def test_every_verb_has_help_on_a_terminal_that_knows_only_ascii(verb, monkeypat
     assert not stop.value.code and f"diti {verb}" in shown
     about = VERBS[verb].__doc__.split(",")[0].split(":")[0][:40].encode("ascii", "replace").decode()
     assert about in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_is_explained(verb, capsys, monkeypatch):
+    """A comment that the formatter moves into brackets is lost to --help."""
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        parse(verb, ["--help"])
+    lines = [line.strip("│ ╭╰╮╯─") for line in capsys.readouterr().out.splitlines()]
+    options = [pair for pair in pairwise([*lines, ""]) if pair[0].startswith("-")]
+    words = [
+        re.split(r"\s{2,}", line, maxsplit=1)[1] if re.search(r"\s{2,}", line) else below
+        for line, below in options
+    ]
+    assert options and not [option for option, said in zip(options, words, strict=True) if said.startswith("(")]
+
+
+def test_help_shows_no_default_that_is_none(capsys):
+    with pytest.raises(SystemExit):
+        parse("prepare", ["--help"])
+    shown = capsys.readouterr().out
+    assert "None" not in shown and "(default: 0)" in shown
 
 
 def test_version(capsys):
@@ -340,7 +363,7 @@ NEXT = {  # verb: its words, the work that is not done here, and what that retur
     "probe": ([FOLDER, "--data", FOLDER], "diti.measure.probing.probe", PROBED),
     "interpolate": ([FOLDER, f"{FOLDER}/a.png", "b.png"], "diti.edit.interpolate.interpolate_files", ["done"]),
     "manipulate": ([FOLDER, "a.png", "--attribute", "smile", "--data", FOLDER],
-                   "diti.edit.manipulate.manipulate_files", ["done"]),
+                   "diti.edit.manipulate_files.manipulate_files", ["done"]),
     "train-latent": ([FOLDER, "--data", FOLDER], "diti.representation.train_latent.fit_latent", {}),
     "sweep": (["x.yaml", "--out", FOLDER], "diti.sweep.plans.run_sweep", []),
 }  # fmt: skip

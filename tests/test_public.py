@@ -54,6 +54,7 @@ def test_each_name_is_there_and_says_what_it_is(name):
 OTHERWISE = {
     "encode": {"out"},  # without one nothing is written
     "probe": {"few_shot"},  # a list of numbers instead of a word
+    "counterfactuals": {"edits", "fixed"},  # lists of names
 }
 SAME = ("prepare", "encode", "probe", "explore", "search", "analyze", "counterfactuals", "report")
 

@@ -11,12 +11,14 @@ from tiny import tiny_backbone
 from diti.cli import main
 from diti.config import SolutionConfig, SolveConfig
 from diti.core.errors import InputError
+from diti.core.settings import from_mapping
 from diti.reporting.runs import label_of, read_config
 from diti.representation.models.loading import load
 from diti.representation.solve import collect as collecting
 from diti.representation.solve import run as solving
 from diti.representation.solve.run import shared_pass, solve_model
-from diti.sweep.plans import plan_from, read_plan
+from diti.sweep.file import SweepFile
+from diti.sweep.plans import make_plan, read_plan
 
 SMALL = {"images": 300, "code_dim": 12, "subsets": 3, "pixel_axes": 24, "stretches": 3}
 
@@ -155,7 +157,7 @@ def test_what_the_pass_depends_on():
 def test_mistakes_are_one_line(change, complaint):
     keys = {"verb": "solve", "data": "toyfaces:300", "backbone": "toyfaces32", "runs": {"a": {}}, **change}
     with pytest.raises(InputError, match=complaint):
-        plan_from(keys, "sweep.yaml")
+        make_plan(from_mapping(SweepFile(), keys, "sweep.yaml"), "sweep.yaml")
 
 
 def test_what_cannot_be_solved_is_found_before_anything_is_written(file, tmp_path, capsys):

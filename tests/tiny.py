@@ -7,7 +7,8 @@ import torch
 
 from diti.config import BackboneConfig, EncoderConfig
 from diti.core.rng import torch_generator
-from diti.diffusion.backbone import Backbone, build_backbone
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.unet import build_backbone
 from diti.representation.models.diffae import DiffAE
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.model import Model

@@ -18,9 +18,12 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.data.sources import open_data as open_data
     from diti.diffusion.backbone import Backbone as Backbone
     from diti.diffusion.backbone import load_backbone as load_backbone
+    from diti.diffusion.clock import Clock as Clock
+    from diti.diffusion.kinds.own import backbone as backbone
     from diti.diffusion.pretrain import pretrain as pretrain
-    from diti.edit.directions import learn_direction as learn_direction
+    from diti.edit.direction_files import kept_direction as kept_direction
     from diti.edit.editor import Editor as Editor
+    from diti.edit.trials import learn_direction as learn_direction
     from diti.edit.variations import sample as sample
     from diti.edit.variations import vary as vary
     from diti.exploring.axes import Axis as Axis
@@ -33,7 +36,6 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.measure.probing import probe as probe
     from diti.measure.probing import read_labels as read_labels
     from diti.reporting.build import report as report
-    from diti.representation.features import encode as encode
     from diti.representation.methods.base import EncoderObjective as EncoderObjective
     from diti.representation.methods.base import new_encoder as new_encoder
     from diti.representation.methods.method import Method as Method
@@ -45,11 +47,13 @@ if TYPE_CHECKING:  # `as` says that a name is public
     from diti.representation.partition import Partition as Partition
     from diti.representation.registry import register as register
     from diti.representation.solve.run import solve as solve
+    from diti.representation.table import encode as encode
     from diti.representation.train import train as train
 else:  # hidden from type checkers, which would take any name for one that __getattr__ gives
     _PUBLIC = {
         "Axis": "diti.exploring.axes",
         "Backbone": "diti.diffusion.backbone",
+        "Clock": "diti.diffusion.clock",
         "Dataset": "diti.data.prepared",
         "DecodingModel": "diti.representation.models.decoding",
         "DiTi": "diti.representation.models.diffusion",
@@ -63,13 +67,15 @@ else:  # hidden from type checkers, which would take any name for one that __get
         "Partition": "diti.representation.partition",
         "Settings": "diti.core.settings",
         "analyze": "diti.measure.analysis",
+        "backbone": "diti.diffusion.kinds.own",
         "baselines": "diti.measure.baselines",
         "counterfactuals": "diti.measure.counterfactuals",
-        "encode": "diti.representation.features",
+        "encode": "diti.representation.table",
         "explore": "diti.exploring.page",
         "find_axes": "diti.exploring.axes",
         "grid": "diti.core.images",
-        "learn_direction": "diti.edit.directions",
+        "kept_direction": "diti.edit.direction_files",
+        "learn_direction": "diti.edit.trials",
         "load": "diti.representation.models.loading",
         "load_backbone": "diti.diffusion.backbone",
         "new_encoder": "diti.representation.methods.base",

@@ -10,7 +10,19 @@ from typing import Annotated, Any, Literal, Self
 import tyro
 
 from diti.core.errors import InputError
-from diti.core.ranges import ANY, BELOW_ONE, COUNT, INSIDE, POSITIVE, SIDES, Count, Range, Seed, check_number
+from diti.core.ranges import (
+    ANY,
+    BELOW_ONE,
+    COUNT,
+    INSIDE,
+    POSITIVE,
+    SIDES,
+    Count,
+    Range,
+    Seed,
+    check_number,
+    unless_none,
+)  # fmt: skip
 from diti.core.settings import Settings
 from diti.core.training import TrainingConfig as TrainingConfig
 
@@ -30,6 +42,10 @@ Depth = Annotated[int, *Range(1, 64)]
 Weight = Annotated[float, *ANY]
 Positive = Annotated[float, *POSITIVE]
 Inside = Annotated[float, *INSIDE]
+_DATA = "images: a dataset folder, a folder of images, faces or toyfaces[:N]"
+_BACKBONE = "frozen diffusion model: a folder, a hub id, a shipped name, or for solve your file.py:function"
+Data = Annotated[str, tyro.conf.arg(help=_DATA, help_behavior_hint=unless_none)]
+BackboneName = Annotated[str, tyro.conf.arg(help=_BACKBONE, help_behavior_hint=unless_none)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +58,7 @@ class BackboneConfig(Settings):
     layers: Depth = 2  # residual blocks per level
     attention: tuple[int, ...] = ()  # grid sides (px, as the U-Net sees them) at which attention acts
     head_channels: Width = 32  # width of an attention head
-    dropout: Annotated[float, *BELOW_ONE] = 0.0
+    dropout: Annotated[float, *BELOW_ONE] = 0.0  # share of the activations dropped in residual blocks
     timesteps: Annotated[int, *TIMESTEPS] = 1000  # T
     beta_schedule: str = "linear"  # linear (1e-4 .. 0.02), squaredcos_cap_v2 (cosine), or any of diffusers'
     prediction: str = "epsilon"  # what the network outputs: epsilon, sample (x0) or v_prediction
@@ -80,7 +96,7 @@ class PretrainConfig(Settings):
     """Everything that decides what `diti pretrain` computes."""
 
     preset: str = DEFAULT_PRESET  # auto: by size and number of the images, and the machine
-    data: str = ""
+    data: Data = ""
     init: str | None = None  # fine-tune this backbone instead of starting from random weights
     optimizer: Literal["adam", "muon"] = "adam"  # muon: for the matrices inside the network; needs fewer images
     adam_beta2: Annotated[float, *BELOW_ONE] = 0.99
@@ -100,7 +116,7 @@ class ViewsConfig(Settings):
     """simclr: what two views of one image may differ in, and how they are compared."""
 
     augment: Literal["full", "no-colour", "none"] = "full"  # no-colour: mirror, blur; none: both are the image
-    crop_resize: bool = False  # views also show another part of the image, at another size; not with none
+    crop_resize: bool = False  # views also show other parts of the image, at other sizes; not with --augment none
     jitter_strength: Annotated[float, *Range(0, 1, hint="0 = none")] = 0.5
     """Of the colour jitter: 0 = none, 1 = SimCLR's for photographs."""
     temperature: Positive = 0.1  # of the comparison: lower puts more weight on the nearest images
@@ -147,7 +163,7 @@ class SolutionConfig(Settings):
     """α, weight of what is lost in the backbone's features, besides pixels; 0 = eq. 6 alone."""
     lost_in: Literal["pixels", "features"] = "pixels"  # how a dim is lost: to a linear map of û, or in z of û
     axes: Literal["independent", "ordered"] = "independent"  # dims inside a subset: by ICA, or as they come
-    stretches: Annotated[int, *Range(1, 1_000)] = 16  # S, of time-steps, finer where the model loses most
+    stretches: Annotated[int, *Range(1, 1_000)] = 16  # S, stretches of time, finer where the model loses most
     pixel_axes: Count = 512  # P, principal axes of the pixels, at most; fewer for few images
     whitened: Count = 768  # principal components of the features used, at most; at least one per dim of z
     tolerance: Inside = 0.05  # images are added until more would remove less than this share of the loss
@@ -163,11 +179,12 @@ class SolveConfig(FeaturesConfig):
     """Everything that decides what `diti solve` computes."""
 
     method: Literal["diti", "pdae"] = "diti"  # pdae: the code as a whole, never masked
-    data: str = ""
-    backbone: str = ""  # frozen diffusion model: a folder, a shipped name or a hub id
+    data: Data = ""
+    backbone: BackboneName = ""
     subsets: Dims = 16  # K, parts of z, each visible from a measured time-step on
-    partition: Literal["matched", "staged-even", "staged", "balanced"] = "matched"  # diti: or a fixed one
-    images: Annotated[int | None, *COUNT] = None  # images of the pass; by default as many as needed, see tolerance
+    partition: Literal["matched", "staged-even", "staged", "balanced"] = "matched"
+    """diti: dims and times of each part; matched: equal dims and measured times; the others are fixed."""
+    images: Annotated[int | None, *COUNT] = None  # length of the pass; by default what --tolerance asks for
     flip: bool = True  # mirror half of the images
     seed: Seed = 0
     compile: bool = False  # torch.compile the frozen model: minutes at the start, for long passes on a GPU
@@ -188,9 +205,9 @@ class TrainConfig(Settings):
     """Everything that decides what `diti train` computes."""
 
     method: str = "diti"  # how z is learned; the methods are listed above
-    preset: str = DEFAULT_PRESET
-    data: str = ""
-    backbone: str = ""  # frozen diffusion model: a folder, a shipped name or a hub id
+    preset: str = DEFAULT_PRESET  # where the settings start from; diti presets lists them
+    data: Data = ""
+    backbone: BackboneName = ""
     subsets: Dims = 16  # K, parts of z, each for a stretch of time-steps
     partition: Literal["auto", "matched", "staged-even", "staged", "balanced", "adaptive"] = "auto"
     """Dims and times of each part; matched: measured, as diti solve does. auto: matched from the solution, else

@@ -77,7 +77,7 @@ TRAINED = 40_000  # images of `--train`
 
 
 def choose_length(quick: bool, full: bool, faces: int | None, train: int) -> tuple[str, Length]:
-    """The name of the demo's folder, and its length with the given numbers in place of its own."""
+    """The name of the demo's folder, and its length with the given numbers instead of the usual ones."""
     if quick and full:
         raise InputError("--quick and --full were given; choose one")
     name = "quick" if quick else "full" if full else "normal"
@@ -156,16 +156,16 @@ def plan_training(data: Path, length: Length) -> Plan | None:
 
 def training_adds(runs: Sequence[Run]) -> list[str]:
     """What a training adds to the solution it started from, a sentence each; empty where nothing was trained."""
-    told = []
+    sentences = []
     for solved in runs:
         for trained in runs:
             if trained.path.name == solved.path.name.replace("-solved", "") != solved.path.name:
                 before, after = (100 * run.checks["loss_removed"] for run in (solved, trained))
-                told.append(
+                sentences.append(
                     f"{trained.path.name}: training for {trained.images:,} more images removes {after:.1f} % "
                     f"of the frozen model's loss instead of {before:.1f} %."
                 )
-    return told
+    return sentences
 
 
 def lead(length: Length) -> str:

@@ -19,10 +19,10 @@ from diti.core.rng import numpy_generator
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.files import locate
-from diti.edit.directions import direction_path, load_direction
-from diti.edit.editor import Editor, What
+from diti.edit.compose import What
+from diti.edit.direction_files import kept_direction
+from diti.edit.editor import Editor
 from diti.edit.interpolate import DIRECTIONS, interpolate
-from diti.edit.manipulate import scale_for
 from diti.pages.blocks import Figure, Section
 from diti.representation.found_axes import axes_of
 from diti.representation.models.decoding import DecodingModel
@@ -30,11 +30,11 @@ from diti.representation.models.loading import load_with_decoder
 from diti.representation.partition import THIRDS
 
 MODEL, DATA = "faces64-diti", "faces"
-EDITS = {  # reading → what less and more of it is called, and how far it goes, in its standard deviations
-    "yaw": ("looks left", "looks right", 3),
-    "mouth_open": ("mouth shut", "mouth open", 3),
-    "age": ("younger", "older", 3),
-    "female": ("male", "female", 3),
+EDITS = {  # reading → what less and more of it is called, and how far it goes, as a strength
+    "yaw": ("looks left", "looks right", 1),
+    "mouth_open": ("mouth shut", "mouth open", 2),
+    "age": ("younger", "older", 2),
+    "female": ("male", "female", 2),
     "hair_light": ("darker hair", "lighter hair", 2),
     "background_light": ("darker wall", "lighter wall", 2),
 }
@@ -76,11 +76,9 @@ def photographs(out: Path, seed: int = 0) -> Section:
 def edited(model: DecodingModel, data: Dataset, rows: np.ndarray) -> Image.Image:
     """A face, and below and above each reading, the same face with less and with more of it."""
     kept = locate(MODEL)
-    directions = [load_direction(direction_path(kept, reading)).following("conditional") for reading in EDITS]
-    scales = [scale_for(d, far) for d, (_, _, far) in zip(directions, EDITS.values(), strict=True)]
+    each = [(kept_direction(kept, reading), far) for reading, (_, _, far) in EDITS.items()]
     face = Editor(model, data.images[rows], STEPS)
-    each = list(zip(directions, scales, strict=True))
-    ways: list[dict[What, float]] = [{d: sign * scale} for sign in (-1, 1) for d, scale in each]
+    ways: list[dict[What, float]] = [{direction: sign * far} for sign in (-1, 1) for direction, far in each]
     drawn = face.draw_each([{}, *ways])[:, 0]
     again, less, more = drawn[:1], drawn[1 : 1 + len(EDITS)], drawn[1 + len(EDITS) :]
     captions = [

@@ -32,7 +32,7 @@ from diti.diffusion.schedule import Schedule, gather, q_sample
 from diti.representation.partition import Partition
 
 Reconstruct = Callable[[Tensor, Tensor], Tensor]  # u_θ: (x_t (B, ...), t (B,)) → x̂0 (B, ...)
-Advance = Callable[[int], None]  # told how many images were just computed
+Advance = Callable[[int], None]  # gets the number of images just computed
 
 UNSEEN = MOST  # index of the first toy face that no dataset called toyfaces:N can hold
 GRID_POINTS, BATCH = 20, 64  # time-steps of a measured curve; pairs at once
@@ -121,6 +121,18 @@ def reconstructor(backbone: Backbone) -> Reconstruct:
         return backbone.x0(x_t.to(device), t.to(device)).cpu()
 
     return u_theta
+
+
+@torch.no_grad()
+def held_by(backbone: Backbone, pixels: Tensor) -> Tensor:
+    """Pictures (N, 3, H, W) as a backbone has them, (N, C, h, h): what noise is added to."""
+    return torch.cat([backbone.encode(part.to(backbone.device)).cpu() for part in pixels.split(BATCH)])
+
+
+@torch.no_grad()
+def shown_by(backbone: Backbone, x0: Tensor) -> Tensor:
+    """The pictures (N, 3, H, W) that a backbone has as x0 (N, C, h, h)."""
+    return torch.cat([backbone.decode(part.to(backbone.device)).cpu() for part in x0.split(BATCH)])
 
 
 def time_grid(timesteps: int, points: int = GRID_POINTS) -> list[int]:

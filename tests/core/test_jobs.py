@@ -201,9 +201,7 @@ def test_jobs_run_from_another_thread(job):
     assert ended(told) == {"job": ""}
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux ends a child with a parent that is killed outright"
-)
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc, which says what is alive")
 def test_a_job_ends_with_a_parent_that_is_killed(job, tmp_path):
     asleep = job(sleep)
     code = (

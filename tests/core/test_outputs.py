@@ -50,7 +50,7 @@ def test_what_is_read_is_never_replaced(here, spelling, overwrite):
     (here / "link.png").symlink_to(here / "a.png")
     (here / "folder").symlink_to(here)
     os.link(here / "a.png", here / "hard.png")
-    with pytest.raises(InputError, match=r"would replace a\.png, which is read"):
+    with pytest.raises(InputError, match=r"would replace a\.png, which is an input"):
         check(here, spelling, "a.png", overwrite=overwrite)
 
 
@@ -59,14 +59,14 @@ def test_what_is_read_is_never_replaced(here, spelling, overwrite):
 )
 def test_nothing_is_written_into_a_folder_that_is_read(here, spelling):
     (here / "link").symlink_to(here / "photos")
-    with pytest.raises(InputError, match="lies in photos, which is read; choose a place outside"):
+    with pytest.raises(InputError, match="lies in photos, which is an input; choose a place outside"):
         check(here, spelling, "photos", overwrite=True)
     check(here, "photos2/new.png", "photos")
 
 
 def test_a_folder_of_outputs_holds_no_input(here):
     for spelling in ("photos", "photos/.", "./photos"):
-        with pytest.raises(InputError, match=r"--frames photos holds photos/b\.png, which is read"):
+        with pytest.raises(InputError, match=r"--frames photos holds photos/b\.png, which is an input"):
             require_apart("--frames", here.joinpath(spelling).relative_to(here), ["a.png", "photos/b.png"])
     require_apart("--frames", here / "frames", ["a.png"])
 

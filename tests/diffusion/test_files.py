@@ -10,6 +10,7 @@ from diffusers import (
     DDIMScheduler,
     DDPMPipeline,
     DDPMScheduler,
+    EDMEulerScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     UNet2DModel,
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from diti.core.errors import InputError
 from diti.diffusion import files
-from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet, load_backbone
+from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.unet import Wrapping, assemble_unet
 
 
 def noisy(backbone: Backbone) -> tuple[Tensor, Tensor]:
@@ -107,9 +109,9 @@ def test_wrong_kinds_of_network_are_refused(reason, tmp_path):
 
 def test_another_class_is_refused(tmp_path):
     foreign().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"_class_name": "UNet2DConditionModel"}
+    config = json.loads((tmp_path / "config.json").read_text()) | {"_class_name": "UNet3DConditionModel"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="is a UNet2DConditionModel; a backbone is an unconditional"):
+    with pytest.raises(InputError, match="is a UNet3DConditionModel; a backbone is one of UNet2DModel, "):
         load_backbone(tmp_path)
 
 
@@ -129,22 +131,25 @@ def test_square_sizes_may_be_pairs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "message"),
+    ("scheduler", "predicts"),
     [
-        (EulerDiscreteScheduler(prediction_type="epsilon"), None),
-        (DDPMScheduler(prediction_type="v_prediction"), None),
-        (FlowMatchEulerDiscreteScheduler(), "has no betas"),
+        (EulerDiscreteScheduler(prediction_type="epsilon"), "epsilon"),
+        (DDPMScheduler(prediction_type="v_prediction"), "v_prediction"),
+        (FlowMatchEulerDiscreteScheduler(), "flow"),
     ],
     ids=["euler", "v", "flow"],
 )
-def test_any_scheduler_with_betas_serves(scheduler, message, tmp_path):
+def test_a_scheduler_with_betas_serves_or_one_along_a_flow(scheduler, predicts, tmp_path):
     foreign().save_pretrained(tmp_path / "unet")
     scheduler.save_pretrained(tmp_path / "scheduler")
-    if message is None:
-        assert load_backbone(tmp_path).prediction_type == scheduler.config.prediction_type
-    else:
-        with pytest.raises(InputError, match=message):
-            load_backbone(tmp_path)
+    assert load_backbone(tmp_path).prediction_type == predicts
+
+
+def test_a_scheduler_without_either_is_refused(tmp_path):
+    foreign().save_pretrained(tmp_path / "unet")
+    EDMEulerScheduler().save_pretrained(tmp_path / "scheduler")
+    with pytest.raises(InputError, match="has no betas"):
+        load_backbone(tmp_path)
 
 
 def test_unknown_prediction_types_and_schedulers_are_refused(tmp_path):

@@ -4,8 +4,8 @@ from PIL import Image
 
 from diti.cli import main
 from diti.config import BackboneConfig
-from diti.diffusion.backbone import build_backbone
 from diti.diffusion.generate import round_trip, samples
+from diti.diffusion.unet import build_backbone
 
 SHAPE = BackboneConfig(size=16, unshuffle=2, channels=(8, 16), layers=1, head_channels=8)
 

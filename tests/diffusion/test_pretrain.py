@@ -18,10 +18,13 @@ from diti.cli import main
 from diti.config import BackboneConfig, PretrainConfig, TrainingConfig
 from diti.core.rng import Draws, torch_generator
 from diti.core.runs import RunFolder
+from diti.core.settings import to_yaml
 from diti.data.sources import open_data
-from diti.diffusion.backbone import build_backbone, load_backbone
+from diti.diffusion.backbone import load_backbone
 from diti.diffusion.pretrain import Denoising, pretrain_backbone, target_and_output, validation_losses
 from diti.diffusion.schedule import dm_loss_eps
+from diti.diffusion.start_run import settled
+from diti.diffusion.unet import build_backbone
 
 TINY = (
     "--data", "toyfaces:200", "--size", "16", "--unshuffle", "2", "--channels", "8", "16", "--layers", "1",
@@ -146,7 +149,7 @@ def test_other_settings_do_not_continue_a_run(tmp_path, capsys):
         "--backbone",
     ]
     assert main([*words, run]) == 2
-    assert "which is read; choose a place outside it" in capsys.readouterr().err
+    assert "which is an input; choose a place outside it" in capsys.readouterr().err
     assert main([*words, "toyfaces32"]) == 2
     assert "holds a run of diti pretrain; choose a new" in capsys.readouterr().err
 
@@ -283,3 +286,12 @@ def test_validation_is_repeatable_and_spread_over_time(tmp_path):
     assert a.mean().item() == pytest.approx(1.0, abs=0.02), (
         "a network that predicts nothing loses the noise's power"
     )
+
+
+def test_auto_precision_is_settled_when_a_run_begins(tmp_path, monkeypatch):
+    """So that it continues as it began, on a device that has another."""
+    monkeypatch.setattr("diti.core.loop.has_bf16", lambda device: True)
+    begun = PretrainConfig(training=TrainingConfig(mixed_precision="no"))
+    (tmp_path / "config.yaml").write_text(to_yaml(begun))
+    assert settled(PretrainConfig(), tmp_path).mixed_precision == "no"
+    assert settled(PretrainConfig(), tmp_path / "new").mixed_precision == "bf16"

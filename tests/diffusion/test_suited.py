@@ -4,8 +4,8 @@ import pytest
 
 from diti.cli import main
 from diti.core.errors import InputError
-from diti.diffusion.backbone import build_backbone
 from diti.diffusion.suited import suited, suited_fold
+from diti.diffusion.unet import build_backbone
 
 
 @pytest.mark.parametrize("size, fold", [(16, 2), (28, 1), (32, 2), (40, 2), (48, 2), (64, 2), (128, 2), (256, 4)])

@@ -9,15 +9,12 @@ from PIL import Image
 
 from diti.cli import main
 from diti.core.errors import InputError
-from diti.edit.axes import move_axes, planned_moves, push_axes
+from diti.edit.axes import deviation, move_axes, planned_moves
 from diti.representation.models.axis_names import AxisName
 
 
-def test_codes_move_by_deviations_along_the_named_axes():
-    z, std = torch.arange(4.0), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    codes = push_axes(z, std, [{1: 1.0}, {1: 1.0, 3: -1.0}], (-1.0, 2.0))
-    assert codes[0].tolist() == [[0, -1, 2, 3], [0, 5, 2, 3]]
-    assert codes[1].tolist() == [[0, -1, 2, 7], [0, 5, 2, -5]]
+def test_a_dim_moves_by_its_standard_deviation():
+    assert deviation(1, torch.tensor([1.0, 2.0, 3.0])).tolist() == [0, 2, 0]
 
 
 def test_each_axis_has_a_row_and_several_one_together(model):

@@ -9,6 +9,7 @@ from tiny import without_decoder
 
 from diti.core.errors import InputError
 from diti.edit.axes import move_axes
+from diti.edit.compose import step_for
 from diti.edit.directions import Direction, code_space_hash
 from diti.edit.editor import Editor
 from diti.edit.manipulate import manipulate
@@ -53,8 +54,9 @@ def test_directions_move_as_the_verb_moves_them(named, faces, editor, direction)
     once = manipulate(named, faces, direction, (-0.3, 0.3), sampling_steps=STEPS)
     strip = editor.strip(direction, (-0.3, 0.3))
     torch.testing.assert_close(strip, once.images.clamp(-1, 1), atol=1e-5, rtol=0)
-    both = editor.moved({direction: 0.3, 1: 2.0})
-    assert torch.allclose(both - once.z[1], 2 * named.std * (torch.arange(12) == 1), atol=1e-6)
+    both = editor.moved({direction: 0.3, 1: 2.0}) - editor.z
+    expected = step_for(named, [direction, 1], [0.3, 2.0])
+    torch.testing.assert_close(both, torch.from_numpy(expected).float().expand(2, -1), atol=1e-5, rtol=0)
 
 
 def test_the_image_is_inverted_once(named, faces, monkeypatch):

@@ -11,7 +11,7 @@ from diti.cli import main
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
-from diti.edit.directions import direction_path, load_direction
+from diti.edit.direction_files import direction_path, load_direction
 from diti.edit.examples import NOISE, ROUNDS, basis_of, example_direction, pair_direction, relevant_axes
 from diti.edit.manipulate import manipulate
 from diti.representation.models.axes import Axes
@@ -153,7 +153,7 @@ def test_a_direction_named_from_eight_examples_moves_that_attribute(
     words = ["manipulate", str(solved_folder), "like0.png", "--sampling-steps", "2", "--save-as", "mine"]
     assert main([*words, *examples, "--out", "out.png"]) == 0
     direction, model = load_direction(direction_path(solved_folder, "mine")), load(solved_folder)
-    moved = manipulate(model, set_to(attribute, 0.3, 13, 16), direction, [-0.3, 0.3], sampling_steps=5).images
+    moved = manipulate(model, set_to(attribute, 0.3, 13, 16), direction, [-1, 1], sampling_steps=5).images
     change = (moved[1] - moved[0]).flatten(1).numpy()
 
     def rendered(name):

@@ -1,5 +1,7 @@
 """The editing verbs as a person types them, on a tiny model: pictures, and one clear line for mistakes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image, ImageSequence
@@ -9,7 +11,8 @@ from diti.data import toyfaces
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
-from diti.edit.directions import learn_direction, load_direction
+from diti.edit.direction_files import load_direction
+from diti.edit.trials import learn_direction
 from diti.representation.models.latent import load_latent
 
 
@@ -18,6 +21,7 @@ def place(tmp_path_factory):
     """A folder with a model, 300 labelled faces and two image files of another size."""
     folder = tmp_path_factory.mktemp("place")
     tiny_model(subsets=6).save(folder / "model")
+    replace(tiny_model(subsets=6), mean=torch.full((12,), 0.1)).save(folder / "known")  # has statistics
     prepare(find_source("toyfaces:300", ReadOptions(size=16)), folder / "faces", 16)
     for name, pixels in zip("ab", toyfaces.render(toyfaces.sample(2, seed=2), 40), strict=True):
         Image.fromarray(pixels).save(folder / f"{name}.png")
@@ -41,16 +45,33 @@ def test_manipulate_draws_both_signs_and_keeps_the_direction(place, diti_here):
     words = ["--attribute", "hat", "--data", "faces", "--scale", "0.3", "--sampling-steps", 4, "--out", "hat.png"]
     first, second = (diti_here("manipulate", "model", "a.png", *words, cwd=place) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr
-    assert "hat: 3 of 12 dims" in first.stdout, "a quarter of a short code"
+    assert "hat: all 12 dims; validation AP" in first.stdout
     assert "the image was cropped to the centre and resized to the model's 16 px (from 40×40 px)" in first.stdout
     kept = place / "model" / "attributes" / "hat.safetensors"
     kept.write_bytes(kept.read_bytes()[:100])  # cut: it is learned again
     third = diti_here("manipulate", "model", "a.png", *words, cwd=place)
     assert third.returncode == 0 and "kept the direction" in third.stdout, third.stderr
     assert "learned earlier" in second.stdout and load_direction(kept).attribute == "hat"
+    sparse = diti_here("manipulate", "model", "a.png", *words, "--selection", "l1", cwd=place)
+    assert "hat: 3 of 12 dims by l1" in sparse.stdout, "a quarter of a short code"
     assert "next:" in first.stdout
     with Image.open(place / "hat.png") as row:
         assert row.width > 4 * row.height / 2  # image, reconstruction, -0.3, +0.3
+
+
+def test_manipulate_keeps_things_and_moves_several_at_once(place, diti_here):
+    """Labels, axes and example images are kept; several attributes have a strength each."""
+    steps = ["--sampling-steps", 2]
+    words = ["manipulate", "known", "a.png", "--attribute", "hat,smile", "--data", "faces", *steps]
+    kept = ["--keep", "background,z003,b.png", "--scale=1,-0.5", "--out", "both.png"]
+    both = diti_here(*words, *kept, cwd=place)
+    assert both.returncode == 0, both.stderr
+    assert "hat: all 12 dims" in both.stdout and "smile: all 12 dims" in both.stdout
+    for option in (["--scale", "0.5,1"], ["--paper-scale", "0.3"], []):
+        alone = diti_here(*words[:4], "hat", *words[5:], *option, "--out", "alone.png", cwd=place)
+        assert alone.returncode == 0, alone.stderr
+    again = diti_here("manipulate", "known", "a.png", "--axis", "1,3", "--keep", "hat", *steps, cwd=place)
+    assert again.returncode == 0, again.stderr
 
 
 def test_new_images_come_from_the_backbone_until_there_is_a_latent(place, diti_here):
@@ -62,7 +83,7 @@ def test_new_images_come_from_the_backbone_until_there_is_a_latent(place, diti_h
     assert "AUROC" in trained.stdout and load_latent(place / "model").dims == 12
     after = diti_here("sample", "model", "-n", 2, "--sampling-steps", 3, "--out", "s.png", cwd=place)
     assert after.returncode == 0, after.stderr
-    assert "z drawn anew" in after.stdout
+    assert "newly drawn z" in after.stdout
 
 
 def test_the_same_command_runs_again_and_others_files_need_a_word(place, diti_here):
@@ -109,8 +130,8 @@ def test_an_axis_is_named_by_its_number_or_as_features_are_called(place, diti_he
             ["interpolate", "model", "a.png", "b.png", "--scales", "1e308"],
             "too far; give numbers from -100 to 100",
         ),
-        (["interpolate", "model", "a.png", "b.png", "--frames", "."], "--frames . holds a.png, which is read"),
-        (["interpolate", "model", "a.png", "b.png", "--out", "a.png"], "would replace a.png, which is read"),
+        (["interpolate", "model", "a.png", "b.png", "--frames", "."], "--frames . holds a.png, which is an input"),
+        (["interpolate", "model", "a.png", "b.png", "--out", "a.png"], "would replace a.png, which is an input"),
         (["interpolate", "model", "a.png", "b.png", "--out", "v.mp4"], "does not end in .png"),
         (["interpolate", "model", "a.png", "b.png", "--animate", "v.mp4"], "does not end in .gif"),
         (
@@ -121,8 +142,20 @@ def test_an_axis_is_named_by_its_number_or_as_features_are_called(place, diti_he
         (["mix", "model", "a.png"], "Missing from diti mix: B"),
         (["interpolate"], "Missing from diti interpolate: MODEL A B"),
         (["manipulate", "model", "a.png", "--like", "b.png", "--stop-guidance", "1.5"], "--stop-guidance is 1.5"),
+        (
+            ["manipulate", "model", "a.png", "--attribute", "a,b", "--scale", "1,2,3"],
+            "names 2 things and there are 3",
+        ),
+        (["manipulate", "model", "a.png", "--attribute", "a,a"], "names one thing twice"),
+        (["manipulate", "model", "a.png", "--attribute", "hat", "--keep", "hat"], "is to be changed and kept"),
+        (["manipulate", "model", "a.png", "--like", "b.png", "--keep", "hut"], "--keep 'hut': no axis is called"),
+        (["manipulate", "model", "a.png", "--like", "b.png", "--keep", "no.png"], "no.png"),
+        (
+            ["manipulate", "model", "a.png", "--like", "b.png", "--scale", "1", "--paper-scale", "0.3"],
+            "give one of them",
+        ),
         (["manipulate", "model", "a.png", "--like", "b.png", "--dims", "999"], "--dims is 999"),
-        (["manipulate", "model", "a.png", "--pairs", "b.png"], "--pairs names 1 images; give them two by two"),
+        (["manipulate", "model", "a.png", "--pairs", "b.png"], "--pairs names 1 images; give them in pairs"),
         (
             ["manipulate", "model", "a.png", "--pairs", "a.png,b.png", "--selection", "weight"],
             "leave --selection out",

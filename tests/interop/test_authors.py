@@ -16,7 +16,8 @@ from torch import Tensor
 
 from diti.config import BackboneConfig
 from diti.core.errors import InputError
-from diti.diffusion.backbone import build_backbone, load_backbone
+from diti.diffusion.backbone import load_backbone
+from diti.diffusion.unet import build_backbone
 from diti.interop.authors import convert, convert_unet, read_authors_checkpoint, unet_state
 
 State = dict[str, Tensor]

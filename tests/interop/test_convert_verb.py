@@ -14,7 +14,8 @@ import yaml
 import diti
 from diti.cli import main
 from diti.config import BackboneConfig
-from diti.diffusion.backbone import build_backbone, load_backbone
+from diti.diffusion.backbone import load_backbone
+from diti.diffusion.unet import build_backbone
 
 
 @pytest.fixture

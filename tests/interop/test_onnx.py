@@ -15,7 +15,7 @@ import diti
 from diti.cli import main
 from diti.config import BackboneConfig, EncoderConfig
 from diti.core.rng import torch_generator
-from diti.diffusion.backbone import build_backbone
+from diti.diffusion.unet import build_backbone
 from diti.interop.onnx import largest_difference, properties
 from diti.representation.models.diffusion import DiTi
 from diti.representation.networks.encoder import build_encoder

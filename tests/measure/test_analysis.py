@@ -16,8 +16,8 @@ from diti.data import toyfaces
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
-from diti.diffusion.backbone import build_backbone
 from diti.diffusion.schedule import Schedule
+from diti.diffusion.unet import build_backbone
 from diti.measure.analysis import analyze, print_record
 from diti.measure.theory_figures import save_attribute_loss, save_ordering, save_reconstructions_by_time
 from diti.representation.models.diffusion import DiTi

@@ -218,7 +218,7 @@ def direction(model, attribute: str) -> Direction:
     about = {"method": "l1", "metric": "AP", "score": 0.9, "score_all_dims": 0.9, "chance": 0.5, "bias": 0.0}
     return Direction(
         attribute=attribute, dims=tuple(range(model.dims)), weight=weight, pattern=weight,
-        data="faces", data_hash="abc", seed=0,
+        reading=weight, response=weight, data="faces", data_hash="abc", seed=0,
         encoder=code_space_hash(model), mean=np.zeros(model.dims, np.float32), std=np.ones(model.dims, np.float32),
         **about,
     )  # fmt: skip
@@ -271,10 +271,10 @@ def test_few_images_are_pushed_along_several_directions_in_one_batch(model, clas
 
     pixels = as_batch(images, 16)
     unedited = Unedited.of(model, classifier, pixels, 2, on_step=on_step)
-    together = list(unedited.edits(chosen, 0.3, on_step))
+    together = list(unedited.edits(chosen, [0.3, 0.1, 0.3], on_step))
     assert batches == [8, 8, 8, 8, 16, 16, 8, 8] and len(batches) == editing_steps(model, 8, 3, 2)
-    for one, (upward, edited) in zip(chosen, together, strict=True):
-        ((alone, slow),) = unedited.edits([one], 0.3)
+    for one, strength, (upward, edited) in zip(chosen, [0.3, 0.1, 0.3], together, strict=True):
+        ((alone, slow),) = unedited.edits([one], [strength])
         assert (upward == alone).all() and torch.allclose(edited, slow, atol=2e-3)
 
 

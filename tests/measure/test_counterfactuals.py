@@ -18,7 +18,7 @@ from diti.core.runs import sha256_folder
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
-from diti.edit.directions import direction_path, load_direction
+from diti.edit.direction_files import direction_path, load_direction
 from diti.edit.manipulate import manipulate
 from diti.measure.attribute_classifier import AttributeClassifier, Trait, train_classifier
 from diti.measure.counterfactual_scores import opposite
@@ -112,7 +112,7 @@ def test_the_scores_are_those_of_the_edited_test_images(place, measured, kept_ca
     assert set(study.rows) <= set(data.rows("test")) and len(set(study.rows)) == 4
     assert not set(study.pairs[0]) & set(study.pairs[1]) and set(study.pairs[0]) <= set(data.rows("test"))
     direction = load_direction(direction_path(place / "model", "background"))
-    assert len(direction.dims) == DIMS // 4
+    assert len(direction.dims) == DIMS and direction.along == "conditional"
     images, column = to_float(data.pixels(study.rows)), classifier.index("background")
     upward = opposite(classifier, "background", classifier(images))
     pushed = manipulate(model, images, direction, (SCALE, -SCALE), sampling_steps=SAMPLING_STEPS)
@@ -272,7 +272,7 @@ def test_files_that_cannot_be_written_are_told_first(place, tmp_path):
         with pytest.raises(InputError, match=words):
             measure_counterfactuals("nothing", "nothing", tmp_path / out, FEW)
     data = str(place / "faces")
-    with pytest.raises(InputError, match="which is read; choose a place outside"):
+    with pytest.raises(InputError, match="which is an input; choose a place outside"):
         measure_counterfactuals("nothing", data, place / "faces" / "edits", FEW)
 
 

@@ -6,14 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny import tiny_model
 
 from diti.core.errors import InputError
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source
-from diti.measure.counterfactuals import CounterfactualOptions, measure_counterfactuals, result_lines
-from diti.measure.judge import ask_program, judged_by
+from diti.measure.counterfactuals import (
+    CounterfactualOptions,
+    counterfactuals,
+    measure_counterfactuals,
+    result_lines,
+)
+from diti.measure.judge import ask_program, judged_by, recognised_by
 
 PROGRAM = textwrap.dedent(
     """
@@ -94,7 +100,37 @@ def test_edits_are_measured_by_it(faces, tmp_path):
     assert moves["found"] == pytest.approx(len(moved) / 6)
     told = any("found something to read" in line for line in result_lines(record))
     assert told == (len(moved) < 6)
+    assert moves["asked"] == [6.0] and moves["got"] == [moves["mean"][0][0]] and moves["fixed"] is None
+    assert (tmp_path / "out" / "moves.csv").read_text().splitlines()[1].startswith("brightness,brightness,")
     assert "pixels" in record["manipulation"]["distance_is"]
+
+
+def test_who_it_is_and_what_should_stay_are_measured_too(faces, tmp_path):
+    """A program says who a face is, of the two readings one is edited, and the other should stay."""
+    tiny_model(subsets=6).save(tmp_path / "model")
+
+    def judge(pictures: np.ndarray) -> dict[str, np.ndarray]:
+        return {"brightness": pictures.mean((1, 2, 3)), "background": pictures[:, 0, 0] @ [-1.0, 0.0, 1.0]}
+
+    text = PROGRAM.replace('"other"]', '"x"]')
+    few = CounterfactualOptions(
+        images=4, pairs=2, scale=4.0, random_groupings=1, sampling_steps=2, compare_selections=False,
+        edits=("brightness",), fixed=("background",),
+    )  # fmt: skip
+    who = program(tmp_path, text)
+    record = measure_counterfactuals(tmp_path / "model", faces, tmp_path / "out", few, judge, identity=who)
+    moves, same = record["manipulation"]["moves"], record["manipulation"]["mean"]["identity"]
+    assert moves["edited"] == ["brightness"] and moves["read"] == ["background", "brightness"]
+    fixed = moves["fixed"]
+    assert fixed["readings"] == ["background"] and fixed["by"] == "brightness"
+    assert fixed["absolute"] == fixed["most"] == moves["absolute"][0][0] >= fixed["mean"] > 0
+    assert same["low"] <= same["value"] <= same["high"] <= 1 and record["manipulation"]["strangers"] < 1
+    said = "\n".join(result_lines(record))
+    assert "should stay: moved by" in said and "the same face: cosine" in said and "asked and got" in said
+    with pytest.raises(InputError, match=r"--fixed names 'wall'; what can be read here is background, brightness"):
+        counterfactuals(tmp_path / "model", faces, tmp_path / "out", judge=judge, fixed=["wall"])
+    with pytest.raises(InputError, match="gave no numbers"):
+        recognised_by(lambda pictures: {})(torch.zeros(1, 3, 4, 4))
 
 
 @pytest.mark.parametrize(

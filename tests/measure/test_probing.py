@@ -167,7 +167,7 @@ def test_bad_input_is_one_clear_line(folder, faces, image_folder, diti_here, tmp
         (["--data", faces, "--few-shot", "2"], "--few-shot 2 cannot be drawn: give numbers from 4 to"),
         (["--data", faces, "--few-shot", "1e30"], "cannot be drawn: give numbers from 4 to"),
         (["--data", faces, "--reconstruct", "-3"], "--reconstruct is -3; it must be 0 or more"),
-        (["--data", faces, "--out", faces / "p.json"], "which is read; choose a place outside"),
+        (["--data", faces, "--out", faces / "p.json"], "which is an input; choose a place outside"),
         (["--data", faces, "--out", folder / "model.json"], "model.json exists, and diti did not write it"),
         (["--data", faces, "--against", tmp_path / "no.json"], "is missing"),
     ):

@@ -6,7 +6,7 @@ import torch
 from diti.config import BackboneConfig
 from diti.core.rng import torch_generator
 from diti.data import toyfaces
-from diti.diffusion.backbone import build_backbone
+from diti.diffusion.unet import build_backbone
 from diti.measure.sufficiency import HARMONICS, FactorReconstruction, factor_codes, factor_partition, sufficiency
 from diti.representation.methods.diti import reconstruction_loss
 from diti.representation.networks.shift import ShiftDecoder

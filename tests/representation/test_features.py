@@ -25,12 +25,12 @@ from diti.representation.features import (
     encoder_hash,
     explained_by_z,
     trunk_features,
-    write_features,
 )
 from diti.representation.finish import training_statistics
 from diti.representation.methods.base import fit_head
 from diti.representation.models.explained import TIMES
 from diti.representation.networks.encoder import build_encoder
+from diti.representation.table import encode, write_features
 
 
 @pytest.fixture(scope="module")
@@ -221,12 +221,12 @@ def test_what_z_explains_of_an_image_does_not_depend_on_the_others(model, few):
 
 
 def test_the_table_has_what_z_explains_apart_from_the_dims_of_z(model, few, tmp_path):
-    _, told = write_features(model, "toyfaces:5", tmp_path / "z.parquet")
+    told = write_features(model, "toyfaces:5", tmp_path / "z.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "z.parquet")
     assert table.column_names == ["file", "split", *model.feature_names(), "explained"]
     assert_allclose(table["explained"].to_numpy(), explained_by_z(model, few))
     assert "for half the images z explains" in told
-    _, told = write_features(model, "toyfaces:5", tmp_path / "z.parquet", explained=False)
+    told = write_features(model, "toyfaces:5", tmp_path / "z.parquet", explained=False)
     assert pyarrow.parquet.read_table(tmp_path / "z.parquet").column_names[-1] == model.feature_names()[-1]
     assert "explains" not in told
 
@@ -260,7 +260,7 @@ def test_codes_are_served_where_they_cannot_be_kept(model, few, monkeypatch, cap
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("diti.representation.features.atomic_path", full)
+    monkeypatch.setattr("diti.representation.kept.atomic_path", full)
     assert encode_dataset(model, few).shape == (5, model.dims)
     (line,) = caplog.messages
     assert "not be kept for next time" in line and "No space left" in line
@@ -275,7 +275,7 @@ def test_images_of_another_size_are_told_of_once(model, caplog):
 
 def test_the_ending_decides_on_the_table(model, tmp_path):
     for name in ("z.parquet", "z.CSV"):
-        assert write_features(model, "toyfaces:5", tmp_path / name)[1].startswith(
+        assert write_features(model, "toyfaces:5", tmp_path / name).startswith(
             f"wrote {tmp_path / name}: 5 images"
         )
     table = pyarrow.parquet.read_table(tmp_path / "z.parquet")
@@ -295,7 +295,7 @@ def test_the_ending_decides_on_the_table(model, tmp_path):
 def test_a_table_that_cannot_be_written_is_refused_before_any_work(model, tmp_path, out, words, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    monkeypatch.setattr("diti.representation.features.as_dataset", lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr("diti.representation.table.as_dataset", lambda *_: pytest.fail("work has begun"))
     with pytest.raises(InputError, match=words):
         write_features(model, str(tmp_path / "folder"), tmp_path / out)
 
@@ -307,3 +307,43 @@ def test_the_same_command_replaces_the_table_that_it_wrote(model, tmp_path, diti
     for _ in range(2):
         done = diti_here(*command)
         assert done.returncode == 0, done.stderr
+
+
+def test_many_codes_stay_on_the_disk(model, few, tmp_path, monkeypatch):
+    whole = encode_dataset(model, few)
+    monkeypatch.setattr("diti.representation.kept.IN_MEMORY", 8)
+    monkeypatch.setenv("DITI_CACHE", str(tmp_path / "another"))
+    monkeypatch.setattr("diti.representation.features.images_at_once", lambda *_: 2)
+    for _ in range(2):  # made, then found
+        codes = encode_dataset(model, few)
+        assert isinstance(codes, np.memmap) and codes.filename.is_relative_to(tmp_path / "another")
+        assert_allclose(codes, whole, atol=1e-6)
+
+
+def test_a_compiled_encoder_finds_the_same(model, tmp_path, monkeypatch):
+    """Traced by torch's compiler, and run as it is: making code for this machine takes tens of seconds."""
+    monkeypatch.setattr("diti.core.loop.COMPILER", "eager")
+    plain = encode(model, "toyfaces:5", tmp_path / "plain.csv", explained=False)
+    monkeypatch.setenv("DITI_CACHE", str(tmp_path / "another"))
+    compiled = encode(model, "toyfaces:5", tmp_path / "compiled.csv", explained=False, compile=True)
+    assert model.encoder.trunk._compiled_call_impl is not None
+    assert_allclose(compiled, plain, atol=1e-6)
+
+
+def test_parts_are_one_table(model, tmp_path):
+    whole, parts = tmp_path / "whole.parquet", tmp_path / "parts"
+    codes = encode(model, "toyfaces:5", whole, explained=False)
+    found = [encode(model, "toyfaces:5", parts, explained=False, part=f"{n}/3") for n in (2, 1, 3)]
+    assert [len(one) for one in found] == [2, 1, 2]
+    assert_allclose(found[0], codes[1:3], atol=1e-5)
+    assert [path.stem for path in sorted(parts.iterdir())] == [f"part-{n:05d}-of-00003" for n in (1, 2, 3)]
+    joined, table = (pyarrow.parquet.read_table(path) for path in (parts, whole))
+    assert joined.schema == table.schema and joined["file"].equals(table["file"])
+    assert_allclose(joined.columns[-1], table.columns[-1], atol=1e-5)
+    for part in ("4/3", "0/3", "1", "a/b"):
+        with pytest.raises(InputError, match="is not a part; write 1/16"):
+            encode(model, "toyfaces:5", parts, part=part)
+    with pytest.raises(InputError, match="--part 1/3 is written into a folder"):
+        encode(model, "toyfaces:5", whole, part="1/3")
+    with pytest.raises(InputError, match="--part 1/9 of 5 images is empty; use fewer parts"):
+        encode(model, "toyfaces:5", parts, part="1/9")

@@ -35,7 +35,8 @@ from diti.representation.models.model import Model
 from diti.representation.networks.encoder import build_encoder
 from diti.representation.registry import METHODS, find_method, known_methods, register, title_of
 from diti.representation.train import train_model
-from diti.sweep.plans import plan_from
+from diti.sweep.file import SweepFile
+from diti.sweep.plans import make_plan
 
 DATA = "toyfaces:200"
 CODE = EncoderConfig(encoder="residual", code_dim=12, encoder_channels=(8, 16))
@@ -343,10 +344,10 @@ def test_settings_of_its_own_are_options_and_stand_in_files(tinted, tmp_path, ca
 def test_settings_of_its_own_stand_in_a_sweep(tinted):
     runs = {name: {"method": "tinted", "own": {"margin": margin}} for name, margin in {"a": 0.1, "b": 0.2}.items()}
     shared = {"data": DATA, "settings": {"encoder": "residual"}}
-    plan = plan_from({**shared, "runs": runs}, "here")
+    plan = make_plan(SweepFile(**shared, runs=runs), "here")
     assert [config.own.margin for config in plan.runs.values()] == [0.1, 0.2]
     with pytest.raises(InputError, match="a-s0 and b-s0 would compute the same"):
-        plan_from({**shared, "runs": {"a": runs["a"], "b": runs["a"]}}, "here")
+        make_plan(SweepFile(**shared, runs={"a": runs["a"], "b": runs["a"]}), "here")
 
 
 def with_settings(**own):

@@ -172,7 +172,7 @@ def test_a_run_is_not_continued_over_another_backbone_of_the_same_path(frozen, b
 def test_two_processes_with_half_the_batch_equal_one(frozen, tmp_path, two_processes):
     words = ["train", *COMMON, "--backbone", frozen, "--images", "256", "--out"]
     assert main([*words, str(tmp_path / "one")]) == 0
-    two_processes(*words, tmp_path / "two")
+    two_processes(*words, tmp_path / "two", apart=tmp_path / "apart")
     assert np.allclose(losses(tmp_path / "one"), losses(tmp_path / "two"), rtol=1e-4)
 
 

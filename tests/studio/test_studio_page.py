@@ -176,6 +176,13 @@ def test_manipulate(visit):
     named = [page.locator(f"#strength-{place}").inner_text() for place in (0, 1)]
     assert "hat: less to more" in named[1] and "hat" not in named[0]
     assert not page.locator("#strength-2").is_visible(), "a slider for each attribute and no other"
+    before = after(visit)
+    page.locator(".lead:visible").click()  # the list of names lies over what follows
+    box = page.locator("#kept").get_by_label("brightness", exact=True)
+    box.check()  # what is held changes the picture of what is moved
+    wait_for_change(visit, before)
+    ends = [page.locator("#strength-0 input[type=range]").get_attribute(end) for end in ("min", "max")]
+    assert -4 <= float(ends[0]) < 0 < float(ends[1]) <= 4, "of the safe range"
 
 
 def test_axes_are_turned_named_and_made_from_examples(visit, model):

@@ -34,5 +34,5 @@ class Ahead:
         return self._finish(self._batches(start, count))
 
     def close(self) -> None:
-        """End the thread; a batch that nobody will ask for is dropped."""
+        """End the thread; the batch it has ready is dropped."""
         self._pool.shutdown(cancel_futures=True)

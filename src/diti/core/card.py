@@ -1,10 +1,26 @@
-"""The pictures of a run's card.md: written when a run ends, read by the report."""
+"""What a run found out about what it made: facts, sentences, and the pictures that its card.md names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is known about a model after its training or solution."""
+
+    facts: dict[str, Any] = field(default_factory=dict)  # for checks.json
+    sentences: tuple[str, ...] = ()  # the same for people
+    pictures: dict[str, str] = field(default_factory=dict)  # file in the model folder → what it shows
+
+    def printed(self, folder: Path) -> str:
+        """For the terminal: the sentences, and what was written into the folder."""
+        written = [f"{folder}/{name}" for name in self.pictures]
+        return "\n".join([*self.sentences, f"wrote {', '.join([*written, 'the model'])}"])
 
 
 def picture_lines(pictures: Mapping[str, str]) -> str:

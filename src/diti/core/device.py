@@ -76,21 +76,21 @@ def on_host(place: Tensor | torch.device | torch.Generator) -> bool:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The float of most digits that it computes with."""
+    """The most precise float that it computes with."""
     import torch
 
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on the device; the CPU goes on at once, where that is known to be safe."""
+    """A CPU tensor on the device; the CPU does not wait for the copy where that is known to be safe."""
     if device.type != "cuda" or not on_host(tensor):
         return tensor.to(device)
     return pinned(tensor, device).to(device, non_blocking=True)  # memory that is not pinned would be waited for
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU in memory from which the device can fetch it by itself, where that exists."""
+    """A CPU tensor in memory from which the device can fetch it by itself, where there is such memory."""
     return tensor if device.type != "cuda" or tensor.is_pinned() else tensor.pin_memory()
 
 
@@ -140,16 +140,32 @@ def gpu_name() -> str:
     return next((kind for kind in LOOKED_FOR if _count(kind)), "no GPU")
 
 
+_most: dict[tuple[object, ...], int] = {}  # rows that fitted, by work and shapes, for the rest of the process
+
+
 def fitted(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """work(*tensors), row by row the same; where memory is too small in halves, and these in halves again."""
+    """work(*tensors), row by row the same; where memory is too small in halves, and these in halves again.
+
+    How many rows fit is remembered, so that this is tried once.
+    """
     import torch
 
+    count, kind = len(tensors[0]), _kind_of(work, tensors)
+    if (most := _most.get(kind, count)) < count:
+        parts = zip(*(tensor.split(most) for tensor in tensors), strict=True)
+        return torch.cat([fitted(work, *part) for part in parts])
     try:
         return work(*tensors)
     except torch.OutOfMemoryError as error:
-        count, said = len(tensors[0]), str(error).partition("\n")[0]
+        said = str(error).partition("\n")[0]
     if count == 1:
         raise InputError(f"one image does not fit in the memory of the device ({said}); use --device {HOST}")
-    half = count // 2  # outside the block above, so that what did not fit is let go
-    parts = ([t[:half] for t in tensors], [t[half:] for t in tensors])
-    return torch.cat([fitted(work, *part) for part in parts])
+    _most[kind] = (count + 1) // 2  # outside the block above, so that what did not fit is let go
+    return fitted(work, *tensors)
+
+
+def _kind_of(work: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> tuple[object, ...]:
+    """What decides how much memory a row takes, as far as one can tell from outside."""
+    function = getattr(work, "func", work)  # of a partial one
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return name, str(tensors[0].device), *(tuple(tensor.shape[1:]) for tensor in tensors)

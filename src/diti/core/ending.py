@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-STOPPED = 130  # by hand
+STOPPED = 130  # by the user
 
 
 def ended(work: Callable[[], None], words: Sequence[str]) -> int:
-    """0 when all went well, 2 and one line for bad input, 130 when stopped by hand, 70 for a fault of our own.
+    """0 when all went well, 2 and one line for bad input, 130 when stopped by the user, 70 for a fault of our own.
 
     words: what was asked for, for the report of such a fault.
     """

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from diti.core.launch import processes
+
 BAD_INPUT, OUR_FAULT = 2, 70  # exit codes; 70 is EX_SOFTWARE of sysexits.h
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -23,6 +25,8 @@ _NO_MEMORY = re.compile(
     r"(can't allocate memory|not enough memory|out of memory|bad_alloc|Storage size calculation overflowed|"
     r"numel: integer multiplication overflow)"
 )
+
+_LEFT_ALONE = re.compile(r"gloo|nccl|Connection (closed|reset) by peer|Broken pipe|store", re.IGNORECASE)
 
 
 class InputError(ValueError):
@@ -43,7 +47,7 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Write errors in the block name this file: a full disk names none, and a temporary name helps nobody."""
+    """Write errors in the block name this file: a full disk names none, and a temporary name would not help."""
     try:
         yield
     except Exception as error:
@@ -75,6 +79,8 @@ def _for_the_user(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(text)):
         reason = f" ({text.splitlines()[0][:120]})" if text else ""
         return f"not enough memory{reason}; ask for less at once: fewer or smaller images, batches or networks"
+    if processes() > 1 and isinstance(error, RuntimeError) and _LEFT_ALONE.search(text):
+        return "another process of this job has ended, and says why; this one ends too: the same command continues"
     if isinstance(error, RecursionError):
         return "the input is nested too deeply to be read; DITI_DEBUG=1 shows where"
     if isinstance(error, OSError):

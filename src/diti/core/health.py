@@ -22,7 +22,7 @@ STALLED = f"validation loss has not improved by {100 * WORTH:g} % over the last 
 
 @dataclass(frozen=True)
 class Line:
-    """What one line of the log says about the images since the last."""
+    """What one line of the log says about the images since the line before."""
 
     images: int  # seen since the start
     loss: float  # mean

@@ -36,7 +36,7 @@ def to_float(images: np.ndarray) -> torch.Tensor:
 
 
 def check_value_range(value_range: object) -> ValueRange:
-    """The two ends of a range; InputError for anything else."""
+    """Both ends of a range; InputError for anything else."""
     ends = value_range if isinstance(value_range, tuple | list) and len(value_range) == 2 else (math.nan, math.nan)
     low, high = (float(end) if isinstance(end, int | float) else math.nan for end in ends)
     if not -math.inf < low < high < math.inf:

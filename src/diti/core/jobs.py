@@ -30,18 +30,6 @@ POLL_SECONDS, GRACE_SECONDS = 0.5, 10.0
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 WORKER = "diti.core.worker"  # the module that makes the call
 
-# The child asks Linux to be killed when its parent ends, however it ends, and becomes the worker. The check
-# after it is for a parent that ended before. Elsewhere a child outlives a parent that was killed outright.
-TIED_TO_PARENT = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what runs in the background
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
-"""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -57,7 +45,7 @@ class Child:
     """A running job."""
 
     job: Job
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]  # its standard input stays open as long as this process lives, see the worker
     began: float  # seconds since the epoch
 
     @property
@@ -73,6 +61,13 @@ class Child:
             return ""
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return ": ".join([ended, *last_line(self.job.log)])
+
+    def has_ended(self) -> bool:
+        """As of now."""
+        if self.process.poll() is not None and self.process.stdin is not None:
+            with suppress(BrokenPipeError):  # it did not read its call
+                self.process.stdin.close()
+        return self.ended
 
 
 def usual_jobs() -> int:
@@ -99,7 +94,7 @@ def run_jobs(jobs: Sequence[Job], side_by_side: int, on_poll: Callable[[Child], 
                         running.append(_start(waiting.popleft(), threads))
                 time.sleep(POLL_SECONDS)
                 for child in list(running):
-                    if child.process.poll() is not None:
+                    if child.has_ended():
                         running.remove(child)
                     on_poll(child)
         finally:
@@ -107,7 +102,7 @@ def run_jobs(jobs: Sequence[Job], side_by_side: int, on_poll: Callable[[Child], 
 
 
 def last_line(log: Path) -> list[str]:
-    """The last line of a file that is not empty, if there is one."""
+    """The last line of a file with something in it, if there is one."""
     printed = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return [line.strip() for line in printed if line.strip()][-1:]
 
@@ -117,7 +112,7 @@ def _start(job: Job, threads: int) -> Child:
     began = time.time()
     with job.log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid()), "-m", WORKER, str(job.log)],
+            [sys.executable, "-m", WORKER, str(job.log)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -125,8 +120,9 @@ def _start(job: Job, threads: int) -> Child:
             process_group=0,  # Ctrl-C reaches this process alone, which then stops each job once
         )
     assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as given:  # it died at once: the exit code shows it
-        given.write(pickle.dumps((command_line(), job.call)))
+    with suppress(BrokenPipeError):  # it died at once: the exit code shows it
+        process.stdin.write(pickle.dumps((command_line(), job.call)))
+        process.stdin.flush()
     return Child(job, process, began)
 
 
@@ -182,3 +178,4 @@ def _stop(children: Sequence[Child]) -> None:
         for child in children:
             child.process.kill()  # does nothing to one that has ended
             child.process.wait()
+            child.has_ended()

@@ -29,5 +29,5 @@ def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], lanes: int |
 
 
 def lanes_on(device: torch.device) -> int:
-    """One per thread of the CPU; one on any other device, which splits each piece of work by itself."""
+    """One per CPU thread; only one on any other device, which splits each piece of work by itself."""
     return torch.get_num_threads() if on_host(device) else 1

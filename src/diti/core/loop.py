@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -23,6 +24,8 @@ from diti.core.ahead import Ahead, Batches
 from diti.core.device import AUTO, Device, allow_tf32, decide, has_bf16, on_host, pinned, sent
 from diti.core.errors import InputError
 from diti.core.health import STALLED, Line, stalled
+from diti.core.launch import processes
+from diti.core.meeting import meet
 from diti.core.objective import LossReport, Objective
 from diti.core.pace import Watch
 from diti.core.progress import progress_bar
@@ -45,7 +48,7 @@ def make_accelerator(config: TrainingConfig, device: Device = AUTO) -> Accelerat
     allow_tf32(chosen)
     if on_host(chosen) and precision != "no":
         _require_cpu_precision(precision)
-    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1  # the group of several is made once
+    alone = processes() == 1  # the group of several is made once
     # It keeps the precision and the device of the process's first training and refuses any other.
     AcceleratorState._reset_state(reset_partial_state=alone)
     told = {ACCELERATE_DEVICE: str(chosen)} if alone else {}
@@ -68,9 +71,11 @@ def with_precision(config: TrainingConfig, device: Device = AUTO) -> TrainingCon
 
 def compile_networks(networks: nn.Module) -> None:
     """Let torch compile each network when it is first called. Their weights keep their names."""
-    for network in networks.children():
-        if any(True for _ in network.parameters()):
-            network.compile(backend=COMPILER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own parts, when it imports its compiler
+        for network in networks.children():
+            if any(True for _ in network.parameters()):
+                network.compile(backend=COMPILER)
 
 
 def _require_cpu_precision(precision: str) -> None:
@@ -101,10 +106,10 @@ def train(
     accelerator: Accelerator,
     usual_rate: float = math.inf,
 ) -> Weights:
-    """Train for `config.images` images, or so many minutes, continuing from the newest state of the run.
+    """Train for `config.images` images, or `config.minutes`, continuing from the newest state of the run.
 
     `evaluate(images)` is called with the averaged weights in place; what it returns goes to the log. A training
-    that diverges goes back to its last good line at half the rate; stopped by hand, it saves that line as a state.
+    that diverges goes back to its last good line at half the rate; one that is stopped saves that line as a state.
     usual_rate: the preset's learning rate, the most advised after a training diverged too often.
     """
     check_batch(config, accelerator.num_processes)
@@ -176,11 +181,12 @@ def settle(
             log.write_validation(images, evaluate(images) if main else {})
         if main and not finished and stalled(log.run.read_log()):
             print(STALLED + how_to_end(config, images))
-        standing.accelerator.wait_for_everyone()
+        meet()
     due = finished or _due(since, images, config.checkpoint_images)
     standing.good(line, between=not due)
     if due:
         standing.save()
+        meet()
 
 
 def how_to_end(config: TrainingConfig, images: int) -> str:

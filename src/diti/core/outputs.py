@@ -16,6 +16,7 @@ from diti.core.images import PICTURES, is_signed
 
 LONGEST_NAME = 220  # bytes of a file's name: file systems allow 255, and a temporary name needs some of them
 CODES = b"file,split,z0"  # how a table of codes begins; in a CSV each name may be quoted
+MOVES = b"edit,reading,mean_sd"  # and one of what edits move
 PAGE = b'<meta name="generator" content="diti">'
 NETWORK = b"diti_version"  # a property of every ONNX file
 MADE_BY_ANOTHER_VERB = "verb"  # in the run.json of a run folder, which is not a record of a measurement
@@ -40,7 +41,7 @@ def require_writable(
                     f"{option} {file} exists, and diti did not write it; choose another name, or add --overwrite"
                 )
             if (real := _real(file)) in taken:
-                raise InputError(f"{taken[real]} and {option} both write {file}; choose another name for one")
+                raise InputError(f"{taken[real]} and {option} both write {file}; use two names")
             taken[real] = option
 
 
@@ -48,7 +49,7 @@ def require_apart(option: str, folder: Path, inputs: Sequence[str | Path]) -> No
     """InputError for an output folder that holds one of the input files."""
     for source in inputs:
         if _real(folder) == _real(source).parent:
-            raise InputError(f"{option} {folder} holds {source}, which is read; choose another folder")
+            raise InputError(f"{option} {folder} holds {source}, which is an input; choose another folder")
 
 
 def _check_place(option: str, file: Path) -> None:
@@ -71,9 +72,9 @@ def _check_place(option: str, file: Path) -> None:
 def _check_apart(option: str, file: Path, source: Path) -> None:
     """Check that the inputs stay unchanged, whatever names lead to them."""
     if source.is_dir() and _real(source) in _real(file).parents:
-        raise InputError(f"{option} {file} lies in {source}, which is read; choose a place outside it")
+        raise InputError(f"{option} {file} lies in {source}, which is an input; choose a place outside it")
     if file.exists() and file.samefile(source):
-        raise InputError(f"{option} {file} would replace {source}, which is read; choose another name")
+        raise InputError(f"{option} {file} would replace {source}, which is an input; choose another name")
 
 
 def _real(path: str | Path) -> Path:
@@ -100,4 +101,5 @@ def is_own(file: Path) -> bool:
         content = file.read_bytes()
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return content[: 2 * len(mark)].replace(b'"', b"").startswith(mark) if ending == ".csv" else mark in content
+    begins = content[: 2 * len(MOVES)].replace(b'"', b"")
+    return begins.startswith((mark, MOVES)) if ending == ".csv" else mark in content

@@ -38,7 +38,7 @@ class Pace:
         return images if self.length == ENDLESS else self.length
 
     def over(self, images: int) -> float:
-        """The share of the run that is over after so many images."""
+        """The share of the run that is over after `images` images."""
         if images >= self.length:
             return 1.0
         return self.share + (1 - self.share) * max(0, images - self.images) / (self.length - self.images)

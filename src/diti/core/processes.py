@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from diti.core.crew import packed, unpacked
 from diti.core.device import carrier
 from diti.core.errors import InputError
+from diti.core.meeting import meet, together, told_by_main
 
 T = TypeVar("T")
+State = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and facts
 
 
 def place() -> tuple[int, int]:
@@ -57,10 +65,55 @@ def from_main(value: float) -> float:
     return float(shared)
 
 
-def main_first(compute: Callable[[], T]) -> T:
-    """What `compute` gives: the first process goes ahead, and the others find what it stored."""
-    own = [compute()] if is_main() else []
-    from_main(0.0)
+def state_from_main(load: Callable[[], State | None]) -> State | None:
+    """Tensors and facts that the first process loads, in every process: the others need not see its disk."""
+    rank, count = place()
+    found = load() if rank == 0 else None
+    if count == 1 or (header := told_by_main(lambda: _header(found))) is None:
+        return found
+    tensors, facts = found or ({}, {})
+    held = {}
+    for name, shape, kind in header["tensors"]:
+        tensor = tensors[name] if found else torch.empty(shape, dtype=getattr(torch, kind))
+        carried = tensor.contiguous().to(carrier(dist.get_backend()))
+        dist.broadcast(carried, 0)
+        held[name] = carried.to(tensor.device)
+    return held, facts if found else header["facts"]
+
+
+def _header(state: State | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    kinds = [[name, list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in state[0].items()]
+    return {"tensors": kinds, "facts": state[1]}
+
+
+@contextmanager
+def folder_from_main(folder: Path) -> Iterator[Path]:
+    """A folder of the first process: itself there, a copy that lasts as long as the block elsewhere."""
+    rank, count = place()
+    meet()
+    if rank == 0:
+        if count > 1:
+            _bytes_from_main(packed(partial(shutil.copytree, folder)))
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as copy:
+        yield unpacked(_bytes_from_main(b""), Path(copy))
+
+
+def _bytes_from_main(data: bytes) -> bytes:
+    count = int(from_main(len(data)))
+    shared = torch.frombuffer(bytearray(data or count), dtype=torch.uint8).to(carrier(dist.get_backend()))
+    dist.broadcast(shared, 0)
+    return shared.cpu().numpy().tobytes()
+
+
+def first_of_each_machine(compute: Callable[[], T]) -> T:
+    """What `compute` gives: one process of each machine goes ahead, and the others there find what it stored."""
+    first = not together() or os.environ.get("LOCAL_RANK", "0") == "0"
+    own = [compute()] if first else []
+    meet()
     return own[0] if own else compute()
 
 

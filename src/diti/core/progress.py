@@ -18,7 +18,7 @@ LINE_SECONDS = 30.0  # between lines where there is no terminal, such as in the 
 
 
 Advance = Callable[..., None]  # advance(count=1, note="", total=None)
-Follower = Callable[[str, float], None]  # is told what is running, and which share of it is done
+Follower = Callable[[str, float], None]  # gets the name of what is running, and the share of it that is done
 _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
 
 
@@ -33,7 +33,7 @@ def followed(by: Follower) -> Iterator[None]:
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Inside the block nothing tells how far the work is.
+    """Inside the block no progress is shown.
 
     with diti.quiet():
         model = diti.solve("data/mine", "runs/backbone")
@@ -50,8 +50,8 @@ def progress_bar(
     Without a terminal a line every half minute, so that a log shows whether the work goes on.
     """
     if (follower := _follower.get()) is not None:
-        (told := _Told(label, total, start, follower)).show()
-        yield told.advance
+        (work := _Followed(label, total, start, follower)).show()
+        yield work.advance
         return
     console = Console(stderr=True, soft_wrap=True)
     in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None  # rich draws its bar with these
@@ -72,7 +72,7 @@ def progress_bar(
 
 @dataclass
 class _Work:
-    """How far a piece of work has come; this one tells nobody."""
+    """How far a piece of work has come; this one shows nothing."""
 
     label: str
     total: int
@@ -90,8 +90,8 @@ class _Work:
 
 
 @dataclass
-class _Told(_Work):
-    """Tells a follower."""
+class _Followed(_Work):
+    """Passes it on to a follower."""
 
     follower: Follower
 
@@ -126,17 +126,17 @@ class _RateColumn(ProgressColumn):
 
 @dataclass
 class _Lines(_Work):
-    """Prints a line, when the last one is half a minute old, whichever work wrote it."""
+    """Prints a line once the last one, whichever work printed it, is half a minute old."""
 
-    last_told: ClassVar[float] = time.monotonic()
+    last_printed: ClassVar[float] = time.monotonic()
 
     def __post_init__(self) -> None:
         self.start, self.began = self.done, time.monotonic()
 
     def show(self) -> None:
         now = time.monotonic()
-        if now - _Lines.last_told >= LINE_SECONDS:
-            _Lines.last_told = now
+        if now - _Lines.last_printed >= LINE_SECONDS:
+            _Lines.last_printed = now
             parts = [f"{self.label}: {self.done:,.0f}/{self.total:,.0f}", self._left(now - self.began), self.note]
             line = ", ".join(part for part in parts if part)
             Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)

@@ -35,7 +35,7 @@ class Range:
     def __iter__(self) -> Iterator[object]:
         """What an annotation holds: the range itself, and what tyro writes after the option's help."""
         yield self
-        yield tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default}; {self.words})")
+        yield tyro.conf.arg(help_behavior_hint=lambda default: unless_none(default, self.words))
 
     def __str__(self) -> str:
         return self.words + (f" ({self.hint})" if self.hint else "")
@@ -50,13 +50,19 @@ class Range:
         return f"{lowest} and {highest}" if self.open else f"from {self.least:,} to {self.most:,}"
 
 
+def unless_none(default: str, words: str = "") -> str:
+    """What --help says after an option: its default, where that is a value, and the numbers it allows."""
+    said = [f"default: {default}"] if default not in ("None", "", "''") else []
+    return f"({'; '.join([*said, *([words] if words else [])])})" if said or words else ""
+
+
 COUNT, NUMBER = Range(1, _ENDLESS), Range(0, _ENDLESS, hint="0 = none")
 ANY, OFF, POSITIVE = Range(0), Range(0, hint="0 = off"), Range(0, open=(0,))
 INSIDE, BELOW_ONE = Range(0, 1, open=(0, 1)), Range(0, 1, open=(1,))
 SIDES = Range(1, 4_096)  # px, of images
 SEEDS = Range(0, 2**32 - 1)  # what NumPy and scikit-learn take
 Count = Annotated[int, *COUNT]
-Seed = Annotated[int, *SEEDS]
+Seed = Annotated[int, *SEEDS, tyro.conf.arg(help="of the random numbers: the same seed gives the same result")]
 
 
 def check_numbers(record: Any) -> None:

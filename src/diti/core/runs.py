@@ -275,7 +275,7 @@ class RunFolder:
         return records
 
     def rewind_log(self, images: int, falls: int | None = None) -> None:
-        """Remove what was logged after `images` images or after so many divergences: it will be logged again."""
+        """Remove what was logged after that many images or divergences: it will be logged again."""
         kept = [r for r in self.read_log() if _images(r) <= images]
         if falls is not None:
             late = [id(r) for r in kept if "fall" in r][falls:]

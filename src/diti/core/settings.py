@@ -43,8 +43,7 @@ def from_mapping(base: T, values: Any, where: str, whole: str = "") -> T:
     for given, value in values.items():
         key = RENAMED.get(given, given)
         if key not in hints:
-            valid = f"valid: {', '.join(hints)}" if hints else "only a registered or installed method has its own"
-            raise InputError(f"{where}: unknown setting {key!r}; {valid}.{nearest(str(key), hints)}")
+            raise unknown_setting(where, key, hints)
         current = getattr(base, key)
         if dataclasses.is_dataclass(current):
             changes[key] = from_mapping(current, value, f"{where}: {key}", whole or where)
@@ -62,11 +61,15 @@ def from_options(base: T, options: Mapping[str, Any], where: str) -> T:
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name not in places:
-            raise InputError(
-                f"{where}: unknown setting {name!r}; valid: {', '.join(places)}.{nearest(name, places)}"
-            )
+            raise unknown_setting(where, name, places)
         (values.setdefault(places[name], {}) if places[name] else values)[name] = value
     return from_mapping(base, values, where)
+
+
+def unknown_setting(where: str, key: Any, valid: Collection[str]) -> InputError:
+    """What is said of a setting that does not exist, with the nearest that does."""
+    said = f"valid: {', '.join(valid)}" if valid else "only a registered or installed method has its own"
+    return InputError(f"{where}: unknown setting {key!r}; {said}.{nearest(str(key), valid)}")
 
 
 def sections(config: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ from diti.core.errors import InputError
 from diti.core.health import MOST_FALLS, Health, Line
 from diti.core.objective import Objective
 from diti.core.pace import Pace
+from diti.core.processes import State, state_from_main
 from diti.core.runs import DIVERGED, RunFolder, write_text
 from diti.core.state import BETWEEN, load_state, save_state
 from diti.core.training import TrainingConfig
@@ -37,8 +38,8 @@ class Standing:
         self.between = False  # whether the last good line is one at which no state is due
         self.beginning = self.tensors = copied(weights.tensors())
         notes: list[str] = []
-        if (found := load_state(run.path / "state")) is not None:
-            tensors, facts, notes = found
+        if (found := self._loaded(notes)) is not None:
+            tensors, facts = found
             weights.restore(tensors)
             if accelerator.scaler is not None and facts.get("scaler"):
                 accelerator.scaler.load_state_dict(facts["scaler"])
@@ -53,6 +54,17 @@ class Standing:
             run.rewind_log(self.images, self.health.falls)  # also for a run killed before its first state
             for note in notes:
                 print(note)
+
+    def _loaded(self, notes: list[str]) -> State | None:
+        """The newest state, read by the first process; adds notes on damaged ones."""
+
+        def load() -> State | None:
+            if (found := load_state(self.run.path / "state")) is None:
+                return None
+            notes.extend(found[2])
+            return found[0], found[1]
+
+        return state_from_main(load)
 
     def fell(self, line: Line, objective: Objective, broken: bool, usual_rate: float) -> bool:
         """Whether the line or its last step, which may be `broken`, shows divergence; the same in every process.
@@ -102,14 +114,14 @@ class Standing:
         self.images, self.tensors, self.facts = line.images, copied(self.weights.tensors()), self._facts()
 
     def save(self) -> None:
-        """The last good line as a state on disk, written by the first process."""
+        """Write the last good line to disk as a state; the first process does it."""
         if self.accelerator.is_main_process and self.images > self.saved:
             save_state(self.run.path / "state", self.images, self.tensors, self.facts)
         self.saved = self.images
 
     @contextmanager
     def kept_when_stopped(self) -> Iterator[None]:
-        """A run stopped by hand loses no more than what came after its last line."""
+        """A run that the user stops loses no more than what came after its last line."""
         try:
             yield
         except KeyboardInterrupt:

@@ -22,9 +22,8 @@ class TrainingConfig(Settings):
     gradient_accumulation_steps: Batch = 1  # split the batch into this many parts when memory is short
     learning_rate: Annotated[float, *RATE] = 1e-4  # used as written, never rescaled
     lr_warmup_images: Annotated[int, *OFF] = 0  # the rate rises from 0 over this many images
-    lr_schedule: Literal["constant", "cosine", "hold"] = (
-        "constant"  # cosine: falls to 0; hold: in the last quarter
-    )
+    lr_schedule: Literal["constant", "cosine", "hold"] = "constant"
+    """After the warm-up; cosine: falls to 0; hold: falls in the last quarter only."""
     max_grad_norm: Annotated[float, *OFF] = 1.0  # gradient clipping; 0 = off
     ema_decay: Annotated[float, *BELOW_ONE] = 0.9999  # per step; rises to this from 0.1 in the first steps
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"  # auto: bf16 on GPUs that have it, else no

@@ -79,15 +79,19 @@ def _is_number(value: object) -> bool:
 
 
 def dataset_table(
-    files: Sequence[str],
+    files: Sequence[str] | pa.ChunkedArray,
     *,
     split: Column | None = None,
     identity: Column | None = None,
     attributes: dict[str, Column] | None = None,
 ) -> pa.Table:
     """The table of a source: file, split and identity where known, then the checked attributes."""
-    names = [str(f).encode(errors="backslashreplace").decode() for f in files]  # a name on disk may be any bytes
-    columns: dict[str, pa.Array] = {"file": pa.array(names, pa.string())}
+    if not isinstance(files, pa.ChunkedArray):
+        names = [
+            str(f).encode(errors="backslashreplace").decode() for f in files
+        ]  # a name on disk may be any bytes
+        files = pa.array(names, pa.string())
+    columns: dict[str, Column] = {"file": files}
     if split is not None:
         columns["split"] = pa.array(_split_words(split), pa.string())
     if identity is not None:
@@ -168,7 +172,7 @@ def _read_csv(path: Path) -> pa.Table:
 def read_rows(
     data: bytes, names: Sequence[str], separator: str, types: dict[str, pa.DataType], path: Path, form: str
 ) -> pa.Table:
-    """Rows of a list that has no header in CSV's way; InputError for what is not `form`."""
+    """Rows of a list without a CSV header; InputError for a file that is not `form`."""
     check_names(names, path)
     try:
         return pyarrow.csv.read_csv(
@@ -263,7 +267,7 @@ def check_ignored(ignore: Collection[str], columns: Sequence[str], path: Path) -
             raise InputError(f"--ignore {name}: {path} has no such column.{nearest(name, columns)}")
 
 
-def table_from_columns(files: Sequence[str], rows: pa.Table, skip: Collection[str]) -> pa.Table:
+def table_from_columns(files: Sequence[str] | pa.ChunkedArray, rows: pa.Table, skip: Collection[str]) -> pa.Table:
     """The dataset table of rows that are already in the order of `files`."""
     names = [n for n in rows.column_names if n not in skip]
     return dataset_table(

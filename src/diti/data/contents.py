@@ -33,7 +33,7 @@ def entries_of(records: Records) -> dict[str, Any]:
 
 
 def current_contents(folder: Path, written: Records) -> Records:
-    """The records of both files as they are; only what is neither as written nor as remembered is read."""
+    """The records of both files as they are now; a file is read only if no known record of it fits."""
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
     memory = cache_folder() / "contents" / f"{place}.json"
     try:

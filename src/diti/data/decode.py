@@ -167,9 +167,9 @@ def _eight_bit(values: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(np.nan_to_num(values.astype(np.float64)) * scale), 0, 255).astype(np.uint8)
 
 
-def decode_file(path: Path, size: int, crop: str = "centre") -> np.ndarray:
+def decode_file(path: Path, size: int) -> np.ndarray:
     """`decode` of one file the user named: InputError instead of Unreadable."""
     try:
-        return decode(path, size, crop)
+        return decode(path, size, "centre")
     except Unreadable as error:
         raise InputError(f"{path} cannot be read as an image: {error}") from None

@@ -23,6 +23,7 @@ from diti.core.progress import progress_bar
 from diti.core.runs import atomic_path, sha256_file, write_json
 from diti.data.attributes import RESERVED, attribute_kinds
 from diti.data.contents import TABLE, entries_of, read_contents
+from diti.data.joined import part_folders
 from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
 
 NORMALISATIONS = {  # RGB pixels p in 0..255 enter as (p - shift) / scale
@@ -77,6 +78,10 @@ def label_dataset(
         raise InputError(f"--batch {batch} is too small; use 1 or more images")
     if not (0 <= threshold <= 1 or (activation == "none" and np.isfinite(threshold))):
         raise InputError(f"--threshold {threshold} is out of range; scores are probabilities: use 0 to 1")
+    if part_folders(folder):
+        raise InputError(
+            f"{folder} holds prepared parts; label each of them: diti label {part_folders(folder)[0]}"
+        )
     if not is_dataset(folder):
         raise InputError(
             f"{folder} is not a dataset folder, and labels need a table; "

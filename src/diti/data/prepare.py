@@ -34,15 +34,17 @@ from rich.markup import escape
 from diti.core.errors import InputError
 from diti.core.locks import LOCK, locked
 from diti.core.machine import available_cores
+from diti.core.part import Part
 from diti.core.progress import Advance, progress_bar
 from diti.core.runs import as_path, atomic_path, read_json, write_json, write_text
-from diti.data.attributes import SPLITS, attribute_kinds
+from diti.data.attributes import attribute_kinds
 from diti.data.contents import IMAGES, TABLE, entries_of, read_contents
 from diti.data.decode import CROPS, Unreadable, check_crop, decode, picture_size
+from diti.data.joined import part_of
 from diti.data.parts import DONE, PIXELS, allocate, copy_readable, mark, open_parts, unfinished
 from diti.data.prepared import INFO, Dataset, is_dataset, open_dataset
 from diti.data.source import Read, ReadFiles, ReadOptions, Source
-from diti.data.split import with_split
+from diti.data.split import in_pieces, split_counts, with_split
 
 PLAN, SKIPPED = "plan.json", "skipped.csv"
 OUR_FILES = (INFO, PLAN, PIXELS, DONE, SKIPPED, LOCK, IMAGES, TABLE)
@@ -66,6 +68,7 @@ def prepare(
     attributes: str | Path | None = None,
     ignore: Sequence[str] = (),
     only_labelled: bool = False,
+    part: str | None = None,
     workers: int = 0,
     overwrite: bool = False,
 ) -> Dataset:
@@ -74,7 +77,8 @@ def prepare(
     src: a file or folder of any kind that can be read, faces[:N], toyfaces[:N], or a source that was found
     already, for which kind, attributes, ignore and only_labelled come too late. size: side of the images, px;
     None: the one that all of them have. crop: centre, celeba, lfw or whole; by default what the kind of data asks
-    for. attributes: table with a row per image. workers: processes that decode; 0: one per core.
+    for. attributes: table with a row per image. part: such as 3/16, of the images, into a folder in `out`, which
+    is one dataset with all parts. workers: processes that decode; 0: one per core.
 
         data = diti.prepare("photos", "data/mine", size=64)
     """
@@ -91,6 +95,8 @@ def prepare(
             log.warning("%s", note)
     crop = crop or source.crop
     check_crop(crop)
+    if part is not None:
+        source, out = part_of(source, out, Part.read(part))
     size = find_size(source, crop) if size is None else size
     if not 0 <= workers <= MOST_WORKERS:
         raise InputError(f"--workers {workers} is out of range; use 1 to {MOST_WORKERS}, or 0 for one per core")
@@ -198,7 +204,8 @@ def fingerprint(source: Source) -> str:
     digest = hashlib.sha256()
     for column in source.table.column_names:
         digest.update(column.encode())
-        digest.update("\0".join(map(str, source.table[column].to_pylist())).encode())
+        for number, values in enumerate(in_pieces(source.table[column])):
+            digest.update(("\0" * (number > 0) + "\0".join(map(str, values))).encode())
     digest.update("".join(f"\0{file}" for file, _ in source.left_out).encode(errors="backslashreplace"))
     for file in _files_behind(source):
         try:
@@ -241,7 +248,7 @@ def _check_target(source: Source, out: Path, plan: dict[str, Any], *, overwrite:
     # Output written into the source would overwrite it, or be read as part of it the next time.
     place = Path(source.location).expanduser()
     if place.exists() and out.resolve().is_relative_to(place.resolve()):
-        raise InputError(f"--out {out} lies inside {source.location}, which is read; choose another place")
+        raise InputError(f"--out {out} lies inside {source.location}, which is an input; choose another place")
     if overwrite or not (out / PLAN).exists():
         return
     before = _read_plan(out)
@@ -287,7 +294,7 @@ def _tidy(out: Path) -> None:
 def _decode_all(source: Source, out: Path, plan: dict[str, Any], workers: int) -> Skipped:
     """Decode every row that is not done yet. Rows that fail are tried again by the next run."""
     todo = unfinished(out)
-    chunks = [todo[i : i + CHUNK].tolist() for i in range(0, len(todo), CHUNK)]
+    chunks = [todo[i : i + CHUNK] for i in range(0, len(todo), CHUNK)]  # not lists: there may be millions of rows
     workers = min(workers or available_cores(), len(chunks))
     task = _Task(source.read, out, plan["size"], plan["crop"])
     skipped: Skipped = {}
@@ -296,7 +303,7 @@ def _decode_all(source: Source, out: Path, plan: dict[str, Any], workers: int) -
     ) as advance:
         if workers <= 1 or len(todo) < WORTH_WORKERS:
             for chunk in chunks:
-                skipped |= task.decode(chunk)
+                skipped |= task.decode(chunk.tolist())
                 advance(len(chunk))
         else:
             _decode_in_workers(task, chunks, workers, skipped, advance)
@@ -326,7 +333,7 @@ class _Task:
 
 
 def _decode_in_workers(
-    task: _Task, chunks: list[list[int]], workers: int, skipped: Skipped, advance: Advance
+    task: _Task, chunks: list[np.ndarray], workers: int, skipped: Skipped, advance: Advance
 ) -> None:
     """Chunks are taken in turn, so that neighbours in the source are read at about the same time."""
     # New interpreters: a fork of a process with threads, such as those of torch or of the progress bar, inherits
@@ -381,14 +388,14 @@ def _end_with_parent(watched: Connection) -> None:
     os._exit(1)
 
 
-def _decode_chunk(rows: list[int]) -> Skipped:
-    return _tasks[0].decode(rows)
+def _decode_chunk(rows: np.ndarray) -> Skipped:
+    return _tasks[0].decode(rows.tolist())
 
 
 def _finish(source: Source, out: Path, plan: dict[str, Any], skipped: Skipped) -> None:
     """Move the pixels into place, write table and description. Every step can be repeated after a kill."""
     _require_all_done(out, skipped)
-    kept = np.array([row for row in range(plan["count"]) if row not in skipped])
+    kept = np.setdiff1d(np.arange(plan["count"]), list(skipped))
     _write_skipped(out, source, skipped)
     if len(kept) == 0:
         raise _none_readable(source, *next(iter(skipped.items())))
@@ -429,13 +436,12 @@ def _write_skipped(out: Path, source: Source, skipped: Skipped) -> None:
 
 def _description(plan: dict[str, Any], source: Source, table: pa.Table, out: Path) -> dict[str, Any]:
     """Contents of `dataset.json`."""
-    splits = table["split"].to_pylist()
     return {
         **plan,
         **({"title": source.title} if source.title else {}),
         "count": table.num_rows,
         "skipped": plan["count"] - table.num_rows + len(source.left_out),
-        "splits": {split: splits.count(split) for split in SPLITS},
+        "splits": split_counts(table),
         **attribute_kinds(table),
         **entries_of(read_contents(out)),
     }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,9 @@ from diti.data.contents import IMAGES, TABLE, are_records, current_contents, ent
 if TYPE_CHECKING:
     import torch
 
+    from diti.data.joined import Joined
+
+Pixels: TypeAlias = "np.ndarray | Joined"
 INFO = "dataset.json"
 
 
@@ -38,7 +41,7 @@ class Dataset:
     """
 
     path: Path
-    images: np.ndarray  # uint8 (N, H, W, 3), a memory map
+    images: Pixels  # uint8 (N, H, W, 3), a memory map
     table: pa.Table
     info: dict[str, Any]
 
@@ -133,7 +136,7 @@ def open_dataset(path: Path) -> Dataset:
 
 
 def _check_info(info: object) -> None:
-    """InputError for something else than the contents of `dataset.json`."""
+    """InputError for anything but the contents of `dataset.json`."""
     if not isinstance(info, dict):
         raise InputError(f"{INFO} does not describe a dataset")
     for key, kind in {"name": str, "skipped": int, "splits": dict}.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -56,6 +56,27 @@ class ReadFiles:
 
     def __call__(self, rows: Sequence[int]) -> Iterable[Picture]:
         return (self.root / self.files[row] for row in rows)
+
+
+@dataclass(frozen=True)
+class ReadStretch:
+    """`Read` of some rows that follow each other."""
+
+    read: Read
+    first: int
+
+    def __call__(self, rows: Sequence[int]) -> Iterable[Picture]:
+        return self.read([self.first + row for row in rows])
+
+
+def stretch_of(source: Source, rows: slice) -> Source:
+    """The source with these rows alone, which follow each other."""
+    if isinstance(source.read, ReadFiles):
+        read: Read = replace(source.read, files=source.read.files[rows])
+    else:
+        read = ReadStretch(source.read, rows.start)
+    table = source.table.slice(rows.start, rows.stop - rows.start)
+    return replace(source, table=table, read=read, left_out=source.left_out if rows.start == 0 else ())
 
 
 def read_blocks(

@@ -13,6 +13,7 @@ from diti.core.errors import InputError, nearest
 from diti.core.machine import cache_folder
 from diti.core.runs import described
 from diti.data.contents import IMAGES
+from diti.data.joined import open_joined, part_folders
 from diti.data.parts import PIXELS
 from diti.data.prepare import find_size, fingerprint, prepare_cached
 from diti.data.prepared import INFO, Dataset, open_dataset
@@ -25,6 +26,7 @@ from diti.data.readers import (
     lfw,
     lmdbs,
     parquet,
+    tars,
     toyfaces_source,
 )
 from diti.data.source import ReadOptions, Source
@@ -46,6 +48,7 @@ KINDS = (  # tried in this order; the first that recognises a path reads it
     Kind("mpi3d", "MPI3D, *.npz", factors.detect_mpi3d, factors.open_mpi3d),
     Kind("cars3d", "Cars3D, a folder of *.mat", factors.detect_cars3d, factors.open_cars3d),
     Kind("parquet", "parquet with an image column, file or shards", parquet.detect, parquet.open_source),
+    Kind("tar", "tar shards as of webdataset, file or folder", tars.detect, tars.open_source),
     Kind("diffae", "Diff-AE's LMDB (keys size-index)", lmdbs.detect_diffae, lmdbs.open_diffae),
     Kind("lsun", "LSUN's LMDB", lmdbs.detect_lsun, lmdbs.open_lsun),
     Kind("celeba", "CelebA's own layout", celeba.detect, celeba.open_source),
@@ -104,6 +107,8 @@ def open_data(location: str | Path, size: int | None = None) -> Dataset:
     path = Path(location).expanduser()
     if _is_prepared(path):
         return open_dataset(path)
+    if part_folders(path):
+        return open_joined(path)
     source = find_source(str(location), ReadOptions(size=size))
     size = find_size(source, source.crop) if size is None else size
     key = hashlib.sha256(f"{__version__}/{fingerprint(source)}/{size}/{source.crop}".encode()).hexdigest()[:12]

@@ -50,10 +50,10 @@ def _attribute_table(dataset: Dataset) -> Table:
     return table
 
 
-def save_sheet(dataset: Dataset, path: Path, columns: int = 8, rows: int = 6) -> Path:
-    """A picture of images spread evenly over the set."""
+def save_sheet(dataset: Dataset, path: Path) -> Path:
+    """A picture of 6 × 8 images spread evenly over the set."""
     title = f"{dataset.title}: {len(dataset):,} images of {dataset.size} px"
-    return save_picture(grid(_spread(dataset, columns * rows), columns, title=title), path)
+    return save_picture(grid(_spread(dataset, 48), 8, title=title), path)
 
 
 def dataset_html(dataset: Dataset) -> str:
@@ -71,8 +71,8 @@ def dataset_html(dataset: Dataset) -> str:
         for name in dataset.attributes
     ]
     lines = shortened(attributes, MOST_FOLDED)
-    told = f"{len(dataset.attributes)} attributes"
-    return card(dataset.title, facts, pictures=_spread(dataset, PICTURES), folded=told, lines=lines)
+    counted = f"{len(dataset.attributes)} attributes"
+    return card(dataset.title, facts, pictures=_spread(dataset, PICTURES), folded=counted, lines=lines)
 
 
 def _spread(dataset: Dataset, count: int) -> np.ndarray:

@@ -131,7 +131,7 @@ def find(attribute: str) -> Attribute:
 def check_size(size: int) -> None:
     """Refuse a picture size that faces cannot be drawn at."""
     if not SMALLEST <= size <= LARGEST:
-        raise InputError(f"toyfaces of size {size} px; choose a size from {SMALLEST} to {LARGEST}")
+        raise InputError(f"toyfaces cannot be {size} px large; choose a size from {SMALLEST} to {LARGEST}")
 
 
 def _draw(attribute: Attribute, count: int, seed: int, start: int, purpose: str) -> NDArray[np.float64]:

@@ -1,109 +1,101 @@
-"""The diffusion U-Net u_θ: always a diffusers UNet2DModel and a diffusers scheduler, on disk as a folder.
+"""The frozen diffusion model u_θ, whatever its kind: what everything else asks of one.
 
-`unet/` and `scheduler/` are diffusers' own; `backbone.json` is the `Wrapping`: what diffusers cannot say.
-Notation: B images, f pixel-unshuffle factor, T time-steps. Code time-steps are 0..T-1.
+From pixels to x0 and back, a reconstruction û(x_t, t), features of a clean x0, and a schedule on one axis of SNR.
+x_t is variance-preserving here, x_t = sqrt(abar_t) x0 + sqrt(1 - abar_t) noise, and t = 0..T-1 are the rows of a
+table, whatever the network itself counts in (`clock.py`). A kind is a class in a file, and a line in KINDS.
+Notation: B images, C channels of x0, h its side; H side of the pictures, px.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import inspect
-import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import cache
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from diffusers.models.attention_processor import Attention
-from diffusers.models.embeddings import TimestepEmbedding, Timesteps
-from diffusers.models.unets.unet_2d import UNet2DModel
-from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from diti.config import BackboneConfig
-from diti.core.device import AUTO, HOST, Device, decide, on_host
+from diti.core.device import AUTO, Device, decide
 from diti.core.errors import InputError
-from diti.core.rng import stream_seed
-from diti.core.runs import atomic_path, write_json
-from diti.diffusion.files import (
-    complaints_about,
-    load_strictly,
-    locate,
-    read_scheduler,
-    read_settings,
-    read_weights,
-    require_finite,
-)
-from diti.diffusion.schedule import (
-    PREDICTION_TYPES,
-    Schedule,
-    eps_from_output,
-    gather,
-    require_one_of,
-    x0_from_output,
-)
+from diti.diffusion.files import complaints_about, locate, read_settings
+from diti.diffusion.schedule import Schedule, eps_from_output, gather, x0_from_output
 
-IMAGE_CHANNELS = 3
-DOWN_BLOCKS = ("DownBlock2D", "AttnDownBlock2D", "ResnetDownsampleBlock2D")
-UP_BLOCKS = ("UpBlock2D", "AttnUpBlock2D", "ResnetUpsampleBlock2D")
-UNET_SHARES = ("dropout", "norm_eps", "mid_block_scale_factor", "freq_shift")  # numbers that need not be whole
-UNET_LARGEST, UNET_LAYERS = 8_192, 64  # limits on the numbers in a config: larger networks have never been trained
-BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "laplace", "sigmoid")
+KINDS = {  # class of the network in its config.json → module:class that makes a backbone of it
+    "UNet2DModel": "diti.diffusion.kinds.unconditional:UnconditionalBackbone",
+    "UNet2DConditionModel": "diti.diffusion.kinds.text_unet:TextUNetBackbone",
+    "DiTTransformer2DModel": "diti.diffusion.kinds.class_transformer:ClassTransformerBackbone",
+    "PixArtTransformer2DModel": "diti.diffusion.kinds.text_transformer:PixArtBackbone",
+    "SD3Transformer2DModel": "diti.diffusion.kinds.text_transformer:SD3Backbone",
+    "FluxTransformer2DModel": "diti.diffusion.kinds.text_transformer:FluxBackbone",
+}
+OWN = "diti.diffusion.unet:UNetBackbone"  # a UNet2DModel of RGB pixels with betas: what `diti pretrain` makes
+BY_CODE = "diti.diffusion.kinds.own:OwnBackbone"
+DESCRIPTION = "backbone.json"  # what a backbone's folder says besides diffusers' own files
+NETWORKS = ("unet", "transformer", "")  # folders of a pipeline in which its network may be
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wrapping:
-    """What diffusers' config cannot say about a backbone: the content of backbone.json."""
+class Backbone(nn.Module, ABC):
+    """A frozen diffusion model of pictures (B,3,H,H) in [-1,1], in the space of its own x0 (B,C,h,h)."""
 
-    unshuffle: int = 1  # f: each f×f block of pixels is folded into channels before the U-Net
-    heads: int | None = None  # heads of every attention layer, whatever its width; None: as in config.json
-    time_width: int | None = None  # width of the sinusoidal time features; None: the first level's width
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            optional = field.default is None and value is None
-            if not optional and not (isinstance(value, int) and value >= 1):
-                raise InputError(f"{field.name} is {value!r}; give a whole number of 1 or more")
-
-
-class Backbone(nn.Module):
-    """u_θ over images (B,3,H,W) in [-1,1], whatever its pixel-unshuffle, learned sigma or prediction type."""
-
-    def __init__(self, unet: UNet2DModel, scheduler: Any, wrapping: Wrapping | None = None) -> None:
-        super().__init__()
-        self.unet = unet
-        self.scheduler = scheduler
-        self.wrapping = wrapping or Wrapping()
-        self.schedule = Schedule.from_scheduler(scheduler)
-        kind = scheduler.config.get("prediction_type", "epsilon")
-        self.prediction_type = require_one_of("the scheduler's prediction_type", kind, PREDICTION_TYPES)
-        self.channels = IMAGE_CHANNELS
+    kind: str  # in a few words, for people
+    schedule: Schedule
+    prediction_type: str  # what `forward` gives: one of `schedule.OUTPUTS`
+    bounded: bool = True  # whether x0 stays in [-1, 1], as pixels do
 
     def __repr__(self) -> str:
         weights = sum(parameter.numel() for parameter in self.parameters())
+        space = "" if self.shape == (3, self.size, self.size) else f", x0 of {'×'.join(map(str, self.shape))}"
         return (
-            f"<Backbone: images of {self.size} px, T = {self.timesteps}, predicts {self.prediction_type}, "
-            f"{weights:,} weights>"
+            f"<Backbone: {self.kind}, images of {self.size} px{space}, T = {self.timesteps}, "
+            f"predicts {self.prediction_type}, {weights:,} weights>"
         )
 
-    @property
-    def unshuffle(self) -> int:
-        """f; 1 where the U-Net sees the pixels themselves."""
-        return self.wrapping.unshuffle
+    # ---- What a kind says ----------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def size(self) -> int:
-        """Side of the image, px."""
-        side = self.unet.config["sample_size"]
-        return (side if isinstance(side, int) else side[0]) * self.unshuffle
+        """H, side of the pictures, px."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C,h,h) of one x0."""
+        return (3, self.size, self.size)
+
+    @abstractmethod
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """x_t (B,C,h,h), t (B,) -> (B,C,h,h): what the network predicts, by `prediction_type`."""
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Pictures (B,3,H,H) in [-1,1] -> x0 (B,C,h,h)."""
+        return pixels
+
+    def decode(self, x0: Tensor) -> Tensor:
+        """x0 (B,C,h,h) -> pictures (B,3,H,H)."""
+        return x0
+
+    def blocks(self, whole: bool = False) -> Sequence[str]:
+        """Names of the blocks whose outputs are the features; `whole`: also of those after the middle."""
+        raise InputError(f"{self.kind} has no named blocks; its features come from its own down path")
+
+    def caution(self) -> str:
+        """What a user should know before the work starts; empty where there is nothing."""
+        return ""
+
+    @abstractmethod
+    def save(self, folder: str | Path) -> None:
+        """Write everything that `load_backbone` needs, each file whole."""
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything that decides what it computes, by name."""
+        return iter(sorted(self.state_dict().items()))
+
+    # ---- What follows --------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -115,34 +107,28 @@ class Backbone(nn.Module):
         """T."""
         return self.schedule.timesteps
 
-    def fold(self, x: Tensor) -> Tensor:
-        """(B,3,H,W) image -> (B,3f²,H/f,W/f) grid that the U-Net sees."""
-        return F.pixel_unshuffle(x, self.unshuffle) if self.unshuffle > 1 else x
-
-    def unfold(self, out: Tensor) -> Tensor:
-        """U-Net output -> (B,3,H,W). Where the network learns sigma, the first half of the channels: the mean."""
-        mean = out[:, : self.unet.config["in_channels"]]
-        return F.pixel_shuffle(mean, self.unshuffle) if self.unshuffle > 1 else mean
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """(B,3,H,W), (B,) -> (B,3,H,W): what the network predicts, by `prediction_type`."""
-        return self.unfold(self.unet(self.fold(x), t, return_dict=False)[0])
-
     def eps(self, x: Tensor, t: Tensor) -> Tensor:
-        """(B,3,H,W) the noise that the network sees in x_t."""
-        abar_t = gather(self.schedule.alpha_bar, t, x)
-        return eps_from_output(self(x, t), x, abar_t, self.prediction_type)
+        """(B,C,h,h) the noise that the network sees in x_t."""
+        return self.read(self(x, t), x, t)[0]
 
     def x0(self, x: Tensor, t: Tensor) -> Tensor:
-        """(B,3,H,W) u_θ of the paper: the clean image that the network sees in x_t."""
-        abar_t = gather(self.schedule.alpha_bar, t, x)
-        return x0_from_output(self(x, t), x, abar_t, self.prediction_type)
+        """(B,C,h,h) u_θ of the paper: the clean x0 that the network sees in x_t."""
+        return self.read(self(x, t), x, t)[1]
+
+    def read(self, output: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The noise and the clean x0 that an output of the network means."""
+        abar_t, kind = gather(self.schedule.alpha_bar, t, x), self.prediction_type
+        return eps_from_output(output, x, abar_t, kind), x0_from_output(output, x, abar_t, kind)
+
+    def within(self, x0: Tensor) -> Tensor:
+        """x0 kept in [-1, 1] where it can be nowhere else."""
+        return x0.clamp(-1, 1) if self.bounded else x0
 
     def digest(self) -> str:
         """Hex digest of every weight: shows whether two backbones are the same, wherever they are."""
         found = hashlib.sha256()
-        for name, tensor in sorted(self.unet.state_dict().items()):
-            found.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        for name, tensor in self.state():
+            found.update(name.encode() + as_bytes(tensor))
         return found.hexdigest()
 
     def require_size(self, size: int) -> None:
@@ -153,266 +139,86 @@ class Backbone(nn.Module):
                 f"prepare the data with --size {self.size}, or use another backbone"
             )
 
-    def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write unet/, scheduler/ and backbone.json, each whole. float16 halves the file and loads as float32."""
-        folder = Path(folder)
-        require_finite(self.unet.state_dict(), "the backbone's weights")
-        as_is = self.unet.dtype == dtype and on_host(self.device)
-        stored = self if as_is else copy.deepcopy(self).to(HOST, dtype)
-        with atomic_path(folder / "unet") as temporary:
-            stored.unet.save_pretrained(temporary, safe_serialization=True)
-        with atomic_path(folder / "scheduler") as temporary:
-            self.scheduler.save_pretrained(temporary)
-        write_json(folder / "backbone.json", asdict(self.wrapping))
 
-
-# ---- Build ------------------------------------------------------------------------------------------------
-
-
-def build_backbone(config: BackboneConfig, seed: int) -> Backbone:
-    """A new backbone; its weights depend on (config, seed) only and the global random state is left alone."""
-    wrapping = Wrapping(unshuffle=config.unshuffle)
-    scheduler = _new_scheduler(config)
-    unet = assemble_unet(unet_config(config), wrapping, seed)
-    zero_block_ends(unet)
-    zero(unet.conv_out)
-    return Backbone(unet, scheduler, wrapping)
-
-
-def unet_config(config: BackboneConfig) -> dict[str, Any]:
-    """The UNet2DModel arguments of a BackboneConfig; refuses shapes that do not fit together."""
-    _check_shape(config)
-    grid = config.size // config.unshuffle
-    attends = [(grid >> level) in config.attention for level in range(len(config.channels))]
-    groups = _norm_groups(config.channels)
-    channels = IMAGE_CHANNELS * config.unshuffle**2
-    return {
-        "sample_size": grid,
-        "in_channels": channels,
-        "out_channels": channels,
-        "block_out_channels": list(config.channels),
-        "layers_per_block": config.layers,
-        "down_block_types": ["AttnDownBlock2D" if a else "DownBlock2D" for a in attends],
-        "up_block_types": ["AttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attends)],
-        "attention_head_dim": config.head_channels,
-        "dropout": config.dropout,
-        "norm_num_groups": groups,
-        # With scale_shift the middle attention would otherwise have no norm at all.
-        "attn_norm_num_groups": groups,
-        "resnet_time_scale_shift": "scale_shift",
-    }
-
-
-def _check_shape(config: BackboneConfig) -> None:
-    levels = len(config.channels)
-    if levels < 1:
-        raise InputError("--channels is empty; give the width of at least one level, such as 64 128")
-    step = config.unshuffle << (levels - 1)
-    if config.size % step:
-        raise InputError(
-            f"--size is {config.size} px; {levels} levels and --unshuffle {config.unshuffle} need a multiple of "
-            f"{step}: change --size, --unshuffle or the number of --channels"
-        )
-    sides = [config.size // config.unshuffle >> level for level in range(levels)]
-    if unknown := sorted(set(config.attention) - set(sides)):
-        raise InputError(f"--attention is at sides {unknown}, but the U-Net's grids have sides {sides}")
-    widths = {w for w, side in zip(config.channels, sides, strict=True) if side in config.attention}
-    widths.add(config.channels[-1])  # the middle block always attends
-    if bad := sorted(w for w in widths if w % config.head_channels):
-        raise InputError(
-            f"--head-channels is {config.head_channels}, which does not divide the attended widths {bad}"
-        )
-
-
-def _norm_groups(channels: Sequence[int]) -> int:
-    """Up to 32 groups that fit every level, 4 channels or more in each: a single one would lose its mean."""
-    common = math.gcd(*channels)
-    most = max(1, min(32, min(channels) // 4))
-    return max(groups for groups in range(1, most + 1) if common % groups == 0)
-
-
-def _new_scheduler(config: BackboneConfig) -> DDPMScheduler:
-    return DDPMScheduler(
-        num_train_timesteps=config.timesteps,
-        beta_schedule=require_one_of("--beta-schedule", config.beta_schedule, BETA_SCHEDULES),
-        prediction_type=require_one_of("--prediction", config.prediction, PREDICTION_TYPES),
-    )
-
-
-def zero_block_ends(module: nn.Module) -> None:
-    """The last layer of each residual block, modulated or not, and each attention: they start as the identity."""
-    for child in module.modules():
-        if isinstance(child, Attention):
-            zero(child.to_out[0])
-        elif hasattr(child, "conv2"):
-            zero(child.get_submodule("conv2"))
-
-
-def zero(layer: nn.Module) -> None:
-    """All its weights."""
-    for parameter in layer.parameters():
-        nn.init.zeros_(parameter)
-
-
-def assemble_unet(config: Mapping[str, Any], wrapping: Wrapping, seed: int = 0) -> UNet2DModel:
-    """A UNet2DModel with the wrapping's heads and time width, its random weights drawn from `seed` alone."""
-    check_unet_config(config, wrapping)
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would also seed the other devices, and those are not forked.
-        torch.default_generator.manual_seed(stream_seed(seed, "backbone-weights"))
-        unet = UNet2DModel.from_config(dict(config))
-        if wrapping.time_width is not None:
-            _set_time_width(unet, wrapping.time_width)
-    if wrapping.heads is not None:
-        _set_heads(unet, wrapping.heads)
-    return unet
-
-
-def _set_time_width(unet: UNet2DModel, width: int) -> None:
-    """diffusers ties the sinusoid's width to the first level's; ADM networks tie it to their base width."""
-    config = unet.config
-    hidden = config["time_embedding_dim"] or 4 * config["block_out_channels"][0]
-    unet.register_module("time_proj", Timesteps(width, config["flip_sin_to_cos"], config["freq_shift"]))
-    unet.register_module("time_embedding", TimestepEmbedding(width, hidden))
-
-
-def _set_heads(unet: UNet2DModel, heads: int) -> None:
-    """Split every attention layer into the same number of heads; diffusers supports only one head width."""
-    for module in unet.modules():
-        if not isinstance(module, Attention):
-            continue
-        if module.inner_dim % heads:
-            raise InputError(f"heads is {heads}, which does not divide an attention width {module.inner_dim}")
-        module.heads = module.sliceable_head_dim = heads
-        module.scale = (module.inner_dim // heads) ** -0.5
-
-
-# ---- What is refused --------------------------------------------------------------------------------------
-
-
-def check_unet_config(config: Mapping[str, Any], wrapping: Wrapping) -> None:
-    """Refuse a network that cannot serve as u_θ, in one line that says why."""
-    if (kind := config.get("_class_name", "UNet2DModel")) != "UNet2DModel":
-        raise InputError(f"the network is a {kind}; a backbone is an unconditional diffusers UNet2DModel")
-    check_unet_values(config)
-    config = {**_unet_defaults(), **config}
-    if config["num_class_embeds"] is not None or config["class_embed_type"] is not None:
-        raise InputError("the network is class-conditional; a backbone must not need labels")
-    if (time := config["time_embedding_type"]) not in ("positional", "learned"):
-        raise InputError(f"the network's time embedding is {time!r}; a backbone takes discrete t: 'positional'")
-    if wrapping.time_width is not None and time != "positional":
-        raise InputError(f"backbone.json has a time_width, but the network's time embedding is {time!r}")
-    if config["center_input_sample"]:
-        raise InputError("the network has center_input_sample; a backbone takes images in [-1, 1] unchanged")
-    if (mid := config["mid_block_type"]) != "UNetMidBlock2D":
-        raise InputError(f"the network's middle block is {mid}; a backbone needs UNetMidBlock2D")
-    for blocks, known in (("down_block_types", DOWN_BLOCKS), ("up_block_types", UP_BLOCKS)):
-        for block in config[blocks]:
-            if block.removeprefix("UNetRes") not in known:
-                raise InputError(f"the network has a {block}; a backbone is made of {', '.join(known)}")
-    _check_sides(config)
-    _check_channels(config, wrapping)
-
-
-def check_unet_values(config: Mapping[str, Any]) -> None:
-    """Refuse values of another type than diffusers' own, or absurdly large ones, which would only fail later."""
-    for key, usual in _unet_defaults().items():
-        value = config.get(key, usual)
-        most = UNET_LAYERS if key == "layers_per_block" else UNET_LARGEST
-        if value is not None and usual is not None and not _is_like(value, usual, most, key not in UNET_SHARES):
-            raise InputError(f"{key} is {value!r}, which is not a value like {usual!r}")
-    widths, layers = config.get("block_out_channels") or (), config.get("layers_per_block") or 1
-    least = 4 * 36 * layers * sum(width**2 for width in widths)  # bytes of the 3×3 convolutions, down and up
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if least > memory:
-        raise InputError(
-            f"a network of widths {list(widths)} needs {least / 2**30:,.0f} GiB, more than the "
-            f"{memory / 2**30:,.0f} GiB of this machine; use narrower channels, or fewer layers"
-        )
-
-
-def _is_like(value: Any, usual: Any, most: int, whole: bool) -> bool:
-    """Whether a value could replace another of its kind: numbers up to `most`, and `whole` ones."""
-    if isinstance(usual, bool | str):
-        return isinstance(value, type(usual))
-    if isinstance(usual, tuple | list):
-        return (
-            isinstance(value, tuple | list)
-            and len(value) > 0
-            and all(_is_like(v, usual[0], most, whole) for v in value)
-        )
-    kinds = int if whole else int | float
-    return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= most
-
-
-@cache
-def _unet_defaults() -> dict[str, Any]:
-    """What diffusers assumes for a key that a config.json omits."""
-    parameters = inspect.signature(UNet2DModel.__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
-
-
-def _check_sides(config: Mapping[str, Any]) -> None:
-    side = config["sample_size"]
-    if side is None:
-        raise InputError("the network does not say its image size: write sample_size into its config.json")
-    if not isinstance(side, int) and len(set(side)) != 1:
-        raise InputError(f"the network is for images of {list(side)} px; a backbone needs square images")
-    height = side if isinstance(side, int) else side[0]
-    step = 1 << (len(config["block_out_channels"]) - 1)
-    if height < 1 or height % step:
-        raise InputError(f"the network's sample_size is {height}; its levels need a multiple of {step}")
-
-
-def _check_channels(config: Mapping[str, Any], wrapping: Wrapping) -> None:
-    expected = IMAGE_CHANNELS * wrapping.unshuffle**2
-    given, out = config["in_channels"], config["out_channels"]
-    if given != expected:
-        raise InputError(
-            f"the network takes {given} channels; an RGB image with unshuffle {wrapping.unshuffle} has {expected}"
-        )
-    if out not in (given, 2 * given):
-        raise InputError(
-            f"the network gives {out} channels; a backbone gives {given}, or {2 * given} if it learns sigma"
-        )
+def as_bytes(tensor: Tensor) -> bytes:
+    """The content of a tensor wherever it is; of bfloat16, which numpy has not, the bytes."""
+    tensor = tensor.detach().cpu().contiguous()
+    return (tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else tensor).numpy().tobytes()
 
 
 # ---- Load -------------------------------------------------------------------------------------------------
 
 
-def load_backbone(source: str | Path, device: Device = AUTO) -> Backbone:
-    """A backbone from a folder, the name of a shipped one, or a hub id; in float32; every weight must fit.
+def load_backbone(source: str | Path, device: Device = AUTO, **chosen: Any) -> Backbone:
+    """A backbone from a folder, the name of a shipped one, or a hub id; every weight must fit.
 
     device: where it is put, such as "cuda:1"; by default a GPU where torch finds one.
 
-    A folder is one that `Backbone.save` wrote, a diffusers pipeline, or a bare UNet2DModel. Where no scheduler
-    is found it gets DDPM's (linear 1e-4 .. 0.02, 1000 steps, epsilon), and a log line says so.
+    A folder is one that `Backbone.save` wrote, a diffusers pipeline, or a bare network of one. `file.py:function`
+    is Python code of your own: see `diti.backbone`. chosen: of a pipeline, instead of what its backbone.json says:
+    prompt or label, what it is always told; size of its pictures, px, where it allows several; blocks, by name,
+    whose outputs are the features.
     """
+    if is_code(source):
+        require_nothing(chosen, str(source))
+        return located(BY_CODE).from_code(str(source)).eval().to(decide(device))
     folder = locate(source)
-    unet_folder = folder / "unet" if (folder / "unet" / "config.json").is_file() else folder
-    if not (unet_folder / "config.json").is_file():
-        raise InputError(
-            f"{folder} holds no diffusers network: expected unet/config.json or config.json with "
-            "diffusion_pytorch_model.safetensors beside it"
+    for name in NETWORKS:
+        if (folder / name / "config.json").is_file():
+            home = folder.parent if not name and folder.name in NETWORKS else folder
+            return open_network(home, folder / name, chosen).eval().to(decide(device))
+    if is_of_code(folder):
+        settings = read_settings(folder / DESCRIPTION)
+        return located(BY_CODE).reopened(folder, settings).eval().to(decide(device))
+    raise InputError(
+        f"{folder} holds no diffusers network: expected unet/config.json, transformer/config.json, or config.json "
+        "with diffusion_pytorch_model.safetensors beside it"
+    )
+
+
+def require_nothing(chosen: Mapping[str, Any], source: str) -> None:
+    """InputError for choices where there is nothing to choose."""
+    if chosen:
+        raise InputError(f"{', '.join(chosen)} can be chosen of a pipeline of diffusers, and {source} is none")
+
+
+def open_network(home: Path, folder: Path, chosen: Mapping[str, Any]) -> Backbone:
+    """The backbone over the network in `folder`, by the class that its config names; on the CPU."""
+    config = read_settings(folder / "config.json")
+    name = str(config.get("_class_name", "UNet2DModel"))
+    if name == "Transformer2DModel":  # how older pipelines write the first two transformers
+        name = {"ada_norm_zero": "DiTTransformer2DModel", "ada_norm_single": "PixArtTransformer2DModel"}.get(
+            config.get("norm_type", ""), name
         )
-    home = unet_folder.parent if unet_folder.name == "unet" else unet_folder
-    with complaints_about(home / "backbone.json"):
-        wrapping = _read_wrapping(home / "backbone.json")
-    with complaints_about(unet_folder / "config.json"):
-        unet = assemble_unet(read_settings(unet_folder / "config.json"), wrapping)
-    load_strictly(unet, read_weights(unet_folder), str(unet_folder))
-    with complaints_about(home / "scheduler"):
-        return Backbone(unet, read_scheduler(home, unet_folder), wrapping).eval().to(decide(device))
+    if name not in KINDS:
+        raise InputError(f"the network is a {name}; a backbone is one of {', '.join(KINDS)}: {folder}")
+    with complaints_about(folder / "config.json"):
+        own = located(OWN)
+        if own.suits(home, config):
+            require_nothing(chosen, str(home))
+            return own.open(home, folder)
+        return located(KINDS[name]).open(home, folder, **chosen)
 
 
-def _read_wrapping(path: Path) -> Wrapping:
-    if not path.is_file():
-        return Wrapping()
-    content = read_settings(path)
-    known = [field.name for field in fields(Wrapping)]
-    if unknown := sorted(set(content) - set(known)):
-        raise InputError(f"{path} has unknown keys {unknown}; known are {known}")
-    return Wrapping(**content)
+def is_code(source: object) -> bool:
+    """Whether that is the name of a function in a Python file, such as mine.py:make."""
+    return isinstance(source, str) and ".py:" in source
+
+
+def is_of_code(folder: Path) -> bool:
+    """Whether a folder says which code makes its backbone, instead of holding that."""
+    return (folder / DESCRIPTION).is_file() and "code" in read_settings(folder / DESCRIPTION)
+
+
+def holds_backbone(folder: Path) -> bool:
+    """Whether a folder has a backbone, with or without a model over it."""
+    return any((folder / name).is_dir() for name in NETWORKS[:-1]) or is_of_code(folder)
+
+
+def located(where: str) -> Any:
+    """The class of a kind, imported when it is asked for."""
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name)
 
 
 # ---- Cost -------------------------------------------------------------------------------------------------
@@ -422,7 +228,7 @@ def forward_flops(backbone: Backbone) -> int:
     """FLOPs of one image's forward pass; a multiply-add counts as 2. Exact for convolutions and products."""
     training = backbone.training
     weight = next(backbone.parameters())
-    x = weight.new_zeros(1, backbone.channels, backbone.size, backbone.size)
+    x = weight.new_zeros(1, *backbone.shape)
     t = torch.zeros(1, dtype=torch.int64, device=weight.device)
     counter = FlopCounterMode(display=False)
     # torch has no FLOP formula for the CPU's fused attention; the plain one is counted as products.

@@ -14,19 +14,20 @@ from typing import Any
 
 import diffusers
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from diti.core.device import HOST
 from diti.core.errors import InputError, nearest
 from diti.core.runs import described, read_json
-from diti.diffusion.schedule import Schedule
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"  # models shipped with the package, a folder each
 MODEL = "-diti"  # a shipped model NAME-diti holds the backbone NAME, so that this is stored once
+WEIGHTS = "diffusion_pytorch_model"  # the beginning of their files' names
 WEIGHT_FILES = ("safetensors", "fp16.safetensors", "bin")  # after "diffusion_pytorch_model."
 SCHEDULER_FILE = "scheduler_config.json"
+AUTOENCODERS = ("vae", "vqvae")  # folders of a pipeline
 MOST_TIMESTEPS = 100_000
 
 log = logging.getLogger(__name__)
@@ -102,22 +103,46 @@ def locate(source: str | Path) -> Path:
     )
 
 
-def _download(hub_id: str) -> Path:
-    """Folder of a hub repository's network or model, from huggingface_hub's cache or the network."""
-    from huggingface_hub import snapshot_download
+def _download(hub_id: str, wanted: Sequence[str] = (), revision: str | None = None) -> Path:
+    """Folder of a hub repository's network or model, or more files, from huggingface_hub's cache or from there."""
+    from huggingface_hub import list_repo_files, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    wanted = ["*.json", "unet/*.json", "scheduler/*.json", "*.safetensors"]
-    wanted += [f"{part}/*" for part in ("encoder", "decoder", "latent", "attributes")]  # of a whole model
-    wanted += [f"{place}diffusion_pytorch_model.{name}" for place in ("", "unet/") for name in WEIGHT_FILES]
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=wanted))
+        try:
+            patterns = list(wanted) or needed(list_repo_files(hub_id))
+        except OSError:  # no connection: what the cache has of them
+            patterns = ["*"]
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
             f"{hub_id!r} is not a folder and could not be downloaded ({type(error).__name__}: {reason}); "
             "check the name and the connection, or download it and give the folder"
         ) from error
+
+
+def needed(names: Sequence[str]) -> list[str]:
+    """Of a repository's files those of a model, or of a network and its autoencoder: each weight in one form."""
+    model = ("encoder/", "decoder/", "latent/", "attributes/")
+    found = [name for name in names if name.endswith(".json") or name.startswith(model)]
+    for place in ("", *(f"{folder}/" for folder in ("unet", "transformer", *AUTOENCODERS))):
+        here = [name for name in names if name.rpartition("/")[0] == place.rstrip("/")]
+        if not place:
+            found += [name for name in here if name.endswith(".safetensors") and not name.startswith(WEIGHTS)]
+        for ending in WEIGHT_FILES:
+            one = [name for name in here if re.fullmatch(rf"{place}{WEIGHTS}(-\d+-of-\d+)?\.{ending}", name)]
+            if one:
+                found += one
+                break
+    return found
+
+
+def fetch_more(home: Path, patterns: Sequence[str]) -> None:
+    """More files of a pipeline that came from the hub; nothing where it did not."""
+    repository = next((part for part in home.parts if part.startswith("models--")), None)
+    if repository is not None and home.parent.name == "snapshots":
+        _download(repository.removeprefix("models--").replace("--", "/"), patterns, revision=home.name)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -141,10 +166,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file; InputError that names it where it is truncated, or of another kind."""
-    try:
+    with naming_whole(path):
         return load_file(path)
-    except SafetensorError as error:
-        raise InputError(f"{path} is not a whole safetensors file ({error}); copy it again") from error
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
@@ -182,6 +205,55 @@ def _current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return current
 
 
+def read_network_of(kind: Any, folder: Path) -> Any:
+    """A network of a class of diffusers, strictly every weight, in the type of its file; files may be several."""
+    files = [path.name for path in folder.glob(f"{WEIGHTS}*") if path.name.endswith((".safetensors", ".bin"))]
+    if not files:
+        raise InputError(f"{folder} has no weights; expected {WEIGHTS} with one of {', '.join(WEIGHT_FILES)}")
+    variant = "fp16" if all(".fp16." in name for name in files) else None
+    with complaints_about(folder):
+        network, faults = kind.from_pretrained(
+            folder, variant=variant, torch_dtype=_type_of(folder, files), output_loading_info=True
+        )
+    refuse_keys(
+        {name: [str(key) for key in faults[f"{name}_keys"]] for name in ("missing", "unexpected", "mismatched")},
+        str(folder),
+    )
+    require_finite(network.state_dict(), f"the weights of {folder}")
+    return network.eval().requires_grad_(False)
+
+
+def _type_of(folder: Path, files: Sequence[str]) -> torch.dtype:
+    """Of the weights in these files, as the first safetensors file says it; of others float32."""
+    kinds = {"F16": torch.float16, "BF16": torch.bfloat16}
+    for name in sorted(files):
+        if name.endswith(".safetensors"):
+            with naming_whole(folder / name), safe_open(folder / name, framework="pt") as tensors:
+                first = next(iter(tensors.keys()), None)
+                return kinds.get(tensors.get_slice(first).get_dtype() if first else "", torch.float32)
+    return torch.float32
+
+
+@contextmanager
+def naming_whole(path: Path) -> Iterator[None]:
+    """A file that is truncated, or of another kind, becomes an InputError that names it."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise InputError(f"{path} is not a whole safetensors file ({error}); copy it again") from error
+
+
+def autoencoder_folder(home: Path) -> Path | None:
+    """Where a pipeline has its autoencoder; None where it draws pixels."""
+    return next((home / name for name in AUTOENCODERS if (home / name / "config.json").is_file()), None)
+
+
+def is_flow(home: Path) -> bool:
+    """Whether the scheduler of a pipeline follows a rectified flow, and so has no betas."""
+    path = home / "scheduler" / SCHEDULER_FILE
+    return path.is_file() and str(read_settings(path).get("_class_name", "")).startswith("FlowMatch")
+
+
 def read_scheduler(home: Path, unet_folder: Path) -> Any:
     """The scheduler of a pipeline (scheduler/), of an old one (beside the weights), else DDPM's defaults."""
     for folder in (home / "scheduler", unet_folder):
@@ -197,8 +269,6 @@ def read_scheduler(home: Path, unet_folder: Path) -> Any:
                     f"{path}: num_train_timesteps is {steps!r}; it must be from 1 to {MOST_TIMESTEPS:,}"
                 )
             with complaints_about(path):
-                scheduler = kind.from_pretrained(folder)
-                Schedule.from_scheduler(scheduler)
-                return scheduler
+                return kind.from_pretrained(folder)
     log.warning("no %s for %s: using DDPM's linear betas and epsilon prediction", SCHEDULER_FILE, unet_folder)
     return diffusers.DDPMScheduler()

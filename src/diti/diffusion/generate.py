@@ -16,6 +16,7 @@ from diti.diffusion.backbone import Backbone
 from diti.diffusion.sampler import EpsFn, OnStep, ddim, dpm_solver_2m, timesteps
 
 MOST_IMAGES = 10_000  # of one picture
+PIXELS_AT_ONCE = 2**20  # in one call: 64 images of 128 px, one of 1,024 px
 SOLVERS = {"2m": dpm_solver_2m, "ddim": ddim}
 
 
@@ -28,17 +29,23 @@ def require_count(count: int) -> None:
 def samples(
     backbone: Backbone, count: int, seed: int, sampling_steps: int = SAMPLING_STEPS, on_step: OnStep | None = None
 ) -> Tensor:
-    """(count, 3, H, W) new images from noise, by the second-order solver with fresh noise in every step.
+    """(count, *shape) x0 of new images, by the second-order solver with fresh noise in every step.
 
     Without it the samples of a young network are full of what it failed to remove (docs/notebook.md, "Samples of
     a young backbone").
     """
-    shape = (count, backbone.channels, backbone.size, backbone.size)
-    noise = torch.randn(shape, generator=torch_generator(seed, "samples"))
+    noise = torch.randn((count, *backbone.shape), generator=torch_generator(seed, "samples"))
     noise = noise.to(backbone.device)
     steps = timesteps(backbone.schedule, sampling_steps)
     fresh = torch_generator(seed, "fresh-noise")
-    return dpm_solver_2m(backbone.eps, noise, steps, backbone.schedule, fresh=fresh, on_step=on_step)
+    together = max(1, PIXELS_AT_ONCE // backbone.size**2)
+
+    def eps(x: Tensor, t: Tensor) -> Tensor:
+        parts = zip(x.split(together), t.split(together), strict=True)
+        return torch.cat([backbone.eps(*part) for part in parts])
+
+    clamp = backbone.bounded
+    return dpm_solver_2m(eps, noise, steps, backbone.schedule, clamp=clamp, fresh=fresh, on_step=on_step)
 
 
 def round_trip(
@@ -49,7 +56,7 @@ def round_trip(
     spacing: str = "mixed",
     eps: EpsFn | None = None,
 ) -> Tensor:
-    """Images after inversion to noise and sampling back, `sampling_steps` each way.
+    """x0 of images after inversion to noise and sampling back, `sampling_steps` each way.
 
     `eps` is another field over the same noise schedule, such as the guided one of a model.
     """
@@ -59,12 +66,11 @@ def round_trip(
     return SOLVERS[solver](field, noise, steps, schedule, clamp=False)
 
 
-def save_samples(
-    backbone: Backbone, count: int, seed: int, sampling_steps: int, path: Path, columns: int = 8
-) -> Path:
+def save_samples(backbone: Backbone, count: int, seed: int, sampling_steps: int, path: Path) -> Path:
     """Draw images with a progress bar and write them as one picture."""
     require_count(count)
     timesteps(backbone.schedule, sampling_steps)  # refuses a number that is out of range before the bar starts
-    with progress_bar("sampling", sampling_steps, unit="steps") as advance:
-        images = samples(backbone.eval(), count, seed, sampling_steps, on_step=lambda index, total, x: advance())
-    return save_picture(grid(to_uint8(images), min(columns, count)), path)
+    with progress_bar("sampling", sampling_steps, unit="steps") as advance, torch.no_grad():
+        x0 = samples(backbone.eval(), count, seed, sampling_steps, on_step=lambda index, total, x: advance())
+        images = backbone.decode(x0)
+    return save_picture(grid(to_uint8(images), min(8, count)), path)

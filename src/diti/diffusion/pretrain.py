@@ -15,7 +15,8 @@ from diti.config import DEFAULT_PRESET, PretrainConfig
 from diti.core.device import AUTO as AUTO_DEVICE
 from diti.core.device import HOST, Device, sent
 from diti.core.images import grid, save_picture, to_uint8
-from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train, with_precision
+from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train
+from diti.core.meeting import meet
 from diti.core.objective import LossReport, Objective
 from diti.core.outputs import require_writable
 from diti.core.processes import require_alone
@@ -24,12 +25,13 @@ from diti.core.runs import RunFolder, as_path, read_json, write_text
 from diti.core.settings import from_options
 from diti.data.prepared import Dataset, training_batches
 from diti.data.sources import place_of
-from diti.diffusion.backbone import Backbone, build_backbone, load_backbone
+from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.generate import samples
 from diti.diffusion.memorised import save_nearest, warning
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample, training_weight
-from diti.diffusion.start_run import open_together, start_run
+from diti.diffusion.start_run import open_together, settled, start_run
 from diti.diffusion.suited import suited_to
+from diti.diffusion.unet import build_backbone, require_unet
 from diti.diffusion.validation import fixed_batches
 from diti.presets import AUTO
 from diti.presets import preset as named_preset
@@ -129,15 +131,17 @@ def pretrain_backbone(
     """
     # What the folder already holds is checked later; this is about its place, and about the inputs.
     require_writable({"--out": [out / "config.yaml"]}, [config.data, config.init], overwrite=True)
-    config = replace(config, training=with_precision(config.training, device))
+    config = replace(config, training=settled(config, out, device))
     accelerator, run = make_accelerator(config.training, device), RunFolder(out)
     backbone = (
-        load_backbone(config.init, HOST) if config.init else build_backbone(config.backbone, config.training.seed)
+        require_unet(load_backbone(config.init, HOST))
+        if config.init
+        else build_backbone(config.backbone, config.training.seed)
     )
     backbone.train()
     check_batch(config.training, accelerator.num_processes)
     with run.held(accelerator.is_main_process):
-        dataset = open_together(config.data if data is None else data, backbone.size, accelerator)
+        dataset = open_together(config.data if data is None else data, backbone.size)
         backbone.require_size(dataset.size)
         start_run(config, run, dataset, accelerator, {"verb": "pretrain"})
         begun()
@@ -157,6 +161,7 @@ def pretrain_backbone(
             with weights.averaged():
                 backbone.save(out)
                 write_text(out / "card.md", card(run, config))
+    meet()  # the first one writes
     accelerator.end_training()
     return out
 

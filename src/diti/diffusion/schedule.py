@@ -24,6 +24,7 @@ from diti.core.device import HOST, on_host
 from diti.core.errors import InputError, nearest
 
 PREDICTION_TYPES = ("epsilon", "sample", "v_prediction")
+OUTPUTS = (*PREDICTION_TYPES, "flow")  # what a network from elsewhere may give
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,12 @@ class Schedule:
     def from_betas(cls, betas: Tensor | Sequence[float]) -> Schedule:
         """Schedule of any betas, taken to float64 before anything is accumulated."""
         return cls(torch.as_tensor(betas).detach().to(HOST, torch.float64))
+
+    @classmethod
+    def from_alpha_bar(cls, alpha_bar: Tensor) -> Schedule:
+        """Schedule of any falling abar_1..abar_T, the last of which may be 0."""
+        abar = alpha_bar.detach().to(HOST, torch.float64)
+        return cls(1 - abar / torch.cat([abar.new_ones(1), abar[:-1]]))
 
     @classmethod
     def linear(cls, timesteps: int = 1000, start: float = 1e-4, end: float = 0.02) -> Schedule:
@@ -97,7 +104,7 @@ class Schedule:
 
 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
-    """The value; InputError where it is none of those that are allowed."""
+    """The value; InputError for any other than the allowed ones."""
     if value not in allowed:
         raise InputError(f"{name} is {value!r}; allowed: {', '.join(allowed)}.{nearest(str(value), allowed)}")
     return str(value)
@@ -258,6 +265,22 @@ def x0_from_v(v: Tensor, x_t: Tensor, abar_t: Tensor) -> Tensor:
     return _mix(abar_t.sqrt(), x_t, -(1 - abar_t).sqrt(), v)
 
 
+def x0_from_flow(v: Tensor, x_t: Tensor, abar_t: Tensor) -> Tensor:
+    """x0 = (x_t - sqrt(1 - abar_t) v) / (sqrt(abar_t) + sqrt(1 - abar_t)), v = eps - x0 being a flow's velocity.
+
+    A rectified flow mixes y = (1 - sigma) x0 + sigma eps (Liu et al. 2023), which is x_t divided by the sum of
+    roots, and x0 = y - sigma v. Defined at zero terminal SNR too.
+    """
+    total = abar_t.sqrt() + (1 - abar_t).sqrt()
+    return _mix(1 / total, x_t, -(1 - abar_t).sqrt() / total, v)
+
+
+def eps_from_flow(v: Tensor, x_t: Tensor, abar_t: Tensor) -> Tensor:
+    """eps = (x_t + sqrt(abar_t) v) / (sqrt(abar_t) + sqrt(1 - abar_t)): x0 of the same velocity, plus v."""
+    total = abar_t.sqrt() + (1 - abar_t).sqrt()
+    return _mix(1 / total, x_t, abar_t.sqrt() / total, v)
+
+
 def output_target(x0: Tensor, eps: Tensor, abar_t: Tensor, prediction_type: str) -> Tensor:
     """What a network of that prediction type should predict from x_t: ε, x0 ("sample") or v."""
     if prediction_type == "epsilon":
@@ -269,16 +292,17 @@ def eps_from_output(output: Tensor, x_t: Tensor, abar_t: Tensor, prediction_type
     """The noise that a network's output implies, by the scheduler's `prediction_type`."""
     if prediction_type == "epsilon":
         return output
-    require_one_of("prediction_type", prediction_type, PREDICTION_TYPES)
-    return (eps_from_x0 if prediction_type == "sample" else eps_from_v)(output, x_t, abar_t)
+    require_one_of("prediction_type", prediction_type, OUTPUTS)
+    read = {"sample": eps_from_x0, "v_prediction": eps_from_v, "flow": eps_from_flow}[prediction_type]
+    return read(output, x_t, abar_t)
 
 
 def x0_from_output(output: Tensor, x_t: Tensor, abar_t: Tensor, prediction_type: str) -> Tensor:
     """The clean image that the same output implies; only "epsilon" needs abar_t > 0."""
     if prediction_type == "sample":
         return output
-    invert = x0_from_v if prediction_type == "v_prediction" else x0_from_eps
-    return invert(output, x_t, abar_t)
+    read = {"v_prediction": x0_from_v, "flow": x0_from_flow}.get(prediction_type, x0_from_eps)
+    return read(output, x_t, abar_t)
 
 
 # ---- Losses, one number per image -------------------------------------------------------------------------

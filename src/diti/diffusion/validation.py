@@ -23,10 +23,16 @@ def fixed_rows(dataset: Dataset, images: int = IMAGES, split: str = "valid") -> 
 
 
 def fixed_batches(
-    dataset: Dataset, timesteps: int, device: torch.device, images: int = IMAGES, split: str = "valid"
+    dataset: Dataset,
+    timesteps: int,
+    device: torch.device,
+    images: int = IMAGES,
+    split: str = "valid",
+    shape: tuple[int, ...] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Pixels (B, 3, H, W), time-steps (B,) and noise: all time-steps alike, images of one split.
 
+    shape: of the noise of one image, where the diffusion model has something else in place of its pixels.
     A set without such a split uses its training images; a small set is repeated with other noise.
     """
     rows = fixed_rows(dataset, images, split)
@@ -35,5 +41,5 @@ def fixed_batches(
     for start in range(0, images, BATCH):
         part = slice(start, start + BATCH)
         pixels = to_float(dataset.pixels(rows[part]))
-        noise = torch.randn(pixels.shape, generator=rng)
+        noise = torch.randn((len(pixels), *(shape or pixels.shape[1:])), generator=rng)
         yield pixels.to(device), t[part].to(device), noise.to(device)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -16,9 +17,12 @@ from torch import Tensor
 from diti.core.images import grid, picture_kind, save_picture, to_uint8
 from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
+from diti.diffusion.files import locate
 from diti.diffusion.sampler import OnStep
+from diti.edit.compose import What, step_for
 from diti.edit.interpolate import check_scales
 from diti.edit.invert import Inverted
+from diti.edit.wishes import Means, Wish
 from diti.representation.found_axes import find_key
 from diti.representation.models.axes import Axes
 from diti.representation.models.axis_names import Key, axis_of
@@ -67,24 +71,13 @@ def deviation(key: Key, std: Tensor, axes: Axes | None = None) -> Tensor:
     return step
 
 
-def push_axes(
-    z: Tensor, std: Tensor, moves: Sequence[Move], scales: Sequence[float], axes: Axes | None = None
-) -> Tensor:
-    """(R, S, D): a code z (D,) with the axes and dims of each row moved by sign × scale deviations."""
-    steps = torch.stack([_step(move, std, axes) for move in moves])  # (R, D)
-    return z + torch.tensor(list(scales), dtype=z.dtype)[:, None] * steps[:, None].to(z)
-
-
-def _step(move: Move, std: Tensor, axes: Axes | None) -> Tensor:
-    return torch.stack([sign * deviation(key, std, axes) for key, sign in move.items()]).sum(0)
-
-
 def move_axes(
     model: DecodingModel,
     image: Images,
     words: Sequence[str],
     scales: Sequence[float],
     *,
+    keep: Sequence[What] = (),
     masked: bool = True,
     sampling_steps: int,
     on_step: OnStep | None = None,
@@ -94,7 +87,8 @@ def move_axes(
     moves, names = planned_moves(model, words)
     pixels = as_batch(image, model.size)[:1]
     start = Inverted.of(model, pixels, sampling_steps, masked=masked, on_step=on_step)
-    codes = push_axes(start.z[0], model.statistics()[1], moves, scales, model.axes)
+    steps = np.stack([step_for(model, list(move), list(move.values()), keep) for move in moves])  # (R, D)
+    codes = start.z[0] + torch.from_numpy(np.multiply.outer(scales, steps).swapaxes(0, 1)).to(start.z)
     flat = torch.cat([start.z, codes.flatten(0, 1)])
     drawn = start.shown(flat, start.x_T.expand(len(flat), *start.x_T.shape[1:]), on_step)
     return Moved(drawn[1:].unflatten(0, codes.shape[:2]), tuple(names), tuple(scales), pixels[0], drawn[0])
@@ -107,17 +101,23 @@ def move_axes_files(
     scales: Sequence[float],
     out: Path,
     *,
+    keep: Sequence[str] = (),
+    data: str | None = None,
     masked: bool,
     sampling_steps: int,
     overwrite: bool,
 ) -> list[str]:
     """`diti manipulate --axis`: an image file → a picture with a row per axis; what to print."""
     picture_kind(out)
-    require_writable({"--out": [out]}, [image], overwrite=overwrite)
+    wish = Wish(keep=tuple(keep))
+    require_writable({"--out": [out]}, [image, *wish.files], overwrite=overwrite)
     model = load_with_decoder(source)
     moves, _ = planned_moves(model, words)
     model.validate_sampling_steps(sampling_steps)
     model.statistics()
+    means = Means.of(model, locate(source), data)
+    means.check(wish)
+    kept = means.kept(wish)
     (pixels,), lines = read_images([image], model.size)
     steps = model.steps_of(1, sampling_steps) + model.steps_of(1 + len(moves) * len(scales), sampling_steps)
     with progress_bar("manipulating", steps, unit="steps") as advance:
@@ -126,6 +126,7 @@ def move_axes_files(
             pixels,
             words,
             scales,
+            keep=kept,
             masked=masked,
             sampling_steps=sampling_steps,
             on_step=lambda index, total, x: advance(),

@@ -19,14 +19,18 @@ from torch import Tensor
 from diti.core.errors import InputError
 from diti.edit.directions import Direction, checked_dims, code_space_hash, standardise
 from diti.edit.select import largest
+from diti.edit.strength import examples_difference
 from diti.representation.found_axes import axes_of
 from diti.representation.models.inputs import read_images
 from diti.representation.models.model import Model
 
 METHOD, PAIRS = "examples", "pairs"
-NOISE = 1.0  # variance of the side of an example, 1 or -1, that no axis tells
-POWER = 0.5  # of what an axis tells of the features: how much likelier a telling one is to matter
+NOISE = 1.0  # variance of an example's side, 1 or -1, that the axes do not explain
+POWER = 0.5  # of an axis's share of the features: how much likelier one with a large share is to matter
 ROUNDS = 20  # of the regression
+NO_DIFFERENCE = (
+    "the examples do not differ; give more of them, or others (or a larger part of the code than --subset allows)"
+)
 
 
 class Basis(NamedTuple):
@@ -49,8 +53,8 @@ def example_direction(
 ) -> Direction:
     """From codes like (P, D) and unlike (Q, D); without the latter, against the mean of the data.
 
-    dims: move so many dims of z at most; all by default. subset: move these subsets alone. codes (N, D): of any
-    images, where the statistics of z are not known.
+    dims: how many dims of z may move at most; all by default. subset: move these subsets alone. codes (N, D): of
+    any images, where the statistics of z are not known.
     """
     if len(like) == 0:
         raise InputError("no image was given with --like; name one or more")
@@ -127,15 +131,15 @@ def _direction(
     allowed = model.partition.subset_mask(subset).numpy()
     strength = np.abs(found[1]) * allowed
     if not strength.any():
-        raise InputError(
-            "the examples do not differ; give more of them, or others (or a larger part of the code than --subset "
-            "allows)"
-        )
+        raise InputError(NO_DIFFERENCE)
     most = model.dims if dims is None else checked_dims(model, dims)
     kept = largest(strength, min(most, int((strength > 0).sum())))
     moved = np.zeros(model.dims, dtype=bool)
     moved[kept] = True
     weight, heading = (np.where(moved, part, 0.0) for part in found)
+    unit = float(weight @ weight) if method == PAIRS else examples_difference(weight, heading, has, lacks)
+    if unit <= 0:
+        raise InputError(NO_DIFFERENCE)
     middle = (has.mean(0) + (lacks.mean(0) if len(lacks) else 0.0)) / 2
     bias = -float(weight @ middle)
     right = float(np.mean([*(has @ weight + bias > 0), *(lacks @ weight + bias <= 0)]))
@@ -143,6 +147,7 @@ def _direction(
         attribute=name, method=method, dims=tuple(int(i) for i in kept), weight=weight, pattern=heading, bias=bias,
         metric="share of the examples on their side", score=right, score_all_dims=right, chance=0.5,
         data=data, data_hash="", seed=0, encoder=code_space_hash(model), mean=mean, std=std,
+        reading=weight / unit, response=heading / unit,
     )  # fmt: skip
 
 
@@ -166,7 +171,7 @@ def example_direction_files(
 def pair_direction_files(
     model: Model, name: str, files: Sequence[Path], dims: int | None, subset: str
 ) -> tuple[Direction, list[str]]:
-    """The same for files that come two by two: with it, without it."""
+    """The same for files in pairs: with it, without it."""
     pixels, lines = read_images(files, model.size)
     codes = codes_of(model, pixels)
     direction = pair_direction(model, name, codes[::2], codes[1::2], dims=dims, subset=subset)

@@ -30,8 +30,8 @@ from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.inputs import Images, as_batch, read_images
 from diti.representation.partition import THIRDS, Partition
 
-DIRECTIONS = ("a_to_b", "b_to_a")  # the complement of the subset is fixed to A; to B
-NOISES = ("slerp", "keep", "random")  # x_T goes along the sphere; stays that of the start; is drawn anew
+DIRECTIONS = ("a_to_b", "b_to_a")  # the dims outside the subset stay those of A; of B
+NOISES = ("slerp", "keep", "random")  # x_T goes along the sphere; stays that of the start; is newly drawn
 FARTHEST = 100  # scale: whatever lies beyond no longer looks like an image
 MOST_VARIANTS = 10_000  # images of one interpolation
 BORROWED_SUBSETS = 64  # of the balanced split that a model without a partition borrows, as in figure 5 for PDAE

@@ -37,7 +37,7 @@ def mixed_code(z: Tensor, partition: Partition, sources: Mapping[str, str]) -> T
 def mix(
     model: DecodingModel, pixels: Tensor, sources: Mapping[str, str], sampling_steps: int, progress: bool = False
 ) -> Tensor:
-    """(3, H, W) from images A and B (2, 3, H, W); the noise is that of the image which gives the fine details."""
+    """(3, H, W) from images A and B (2, 3, H, W), with the noise of the image that gives the fine details."""
     partition, _ = cut_of(model, None)
     steps = model.steps_of(2, sampling_steps) + model.steps_of(1, sampling_steps)
     with progress_bar("mixing", steps, unit="steps", shown=progress) as advance:
@@ -57,7 +57,7 @@ def mix_files(
     sampling_steps: int,
     overwrite: bool,
 ) -> list[str]:
-    """Two image files → A, B and the mix side by side; what to print."""
+    """Draw A, B and the mix of two image files side by side; returns what to print."""
     picture_kind(out)
     require_writable({"--out": [out]}, [first, second], overwrite=overwrite)
     model = load_with_decoder(source)

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError, nearest
+from diti.core.rng import numpy_generator
 from diti.edit.probmask import probmask_probabilities
-from diti.probes.choose import fit_path
+from diti.probes.choose import fit_best_scaled, fit_path
+from diti.probes.few_shot import FOLDS, L2_GRID, MULTIPLES, POWERS, scalings
 from diti.probes.scores import average_precision
+from diti.probes.task import label_folds
 
 L2 = 1e-3  # weight of ½‖w‖² beside the mean log loss: only keeps separable data from running away
 L1_FACTOR = 0.9  # the penalty falls by this factor along the path
@@ -57,6 +60,15 @@ def fit_linear(z: np.ndarray, y: np.ndarray, binary: bool, kept: np.ndarray | No
     return Fit(weight, float(found.bias[0]))
 
 
+def fit_few(z: np.ndarray, y: np.ndarray, binary: bool, metric: np.ndarray | None, seed: int = 0) -> Fit:
+    """The same from few images: penalty and power of the metric (D, D) of the code by cross-validation."""
+    x, labels = torch.from_numpy(z).float(), y[:, None].astype(np.float64)
+    roots = [torch.eye(z.shape[1])] if metric is None else scalings(x, metric, POWERS)
+    folds = label_folds(labels, binary, FOLDS, numpy_generator(seed, "few labels"))
+    best, found = fit_best_scaled([x @ root for root in roots], labels, binary, folds, L2_GRID, MULTIPLES)
+    return Fit(roots[best].double().numpy() @ found.weights[:, 0], float(found.bias[0]))
+
+
 def with_ones(z: np.ndarray) -> Tensor:
     """Codes float32 (N, D + 1) with a last column of ones for the bias."""
     return torch.from_numpy(np.concatenate([z, np.ones((len(z), 1))], axis=1)).float()
@@ -81,7 +93,7 @@ def select_by_weight(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> 
 
 
 def select_by_l1(z: np.ndarray, y: np.ndarray, dims: int, seed: int = 0) -> np.ndarray:
-    """The dims that enter first as an L1 penalty falls; where several enter at once, those of larger weight.
+    """The dims that enter first as an L1 penalty falls; of several at once, those of larger weight.
 
     Should fewer than `dims` be in at the end of the path, the fit on all dims gives the rest. Not random either:
     of many images, L1_ROWS are looked at, with and without the attribute in proportion.
@@ -167,7 +179,7 @@ def select(z: np.ndarray, y: np.ndarray, dims: int, method: str = DEFAULT_SELECT
 def compare_selections(
     z_train: np.ndarray, y_train: np.ndarray, z_valid: np.ndarray, y_valid: np.ndarray, dims: int, seed: int = 0
 ) -> list[Selection]:
-    """Validation AP of every method at the same d', the classifier fitted anew on the kept dims; best first."""
+    """Validation AP of every method at the same d', the classifier refitted on the kept dims; best first."""
     rows = []
     for method in SELECTORS:
         kept = select(z_train, y_train, dims, method, seed)

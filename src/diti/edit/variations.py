@@ -13,7 +13,7 @@ from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, ValueRange, grid, picture_kind, save_picture, to_float, to_uint8
 from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
-from diti.diffusion.backbone import load_backbone
+from diti.diffusion.backbone import holds_backbone, load_backbone
 from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS, require_count
 from diti.diffusion.generate import save_samples as save_backbone_samples
@@ -136,12 +136,12 @@ def save_samples(
     """`diti sample`: from a model with new codes where it can draw some, else from its backbone; what to print."""
     check_picture(count, out, overwrite=overwrite)
     folder = locate(source)
-    if (folder / "unet").is_dir() and not (folder / LATENT / "config.json").is_file():
+    if holds_backbone(folder) and not (folder / LATENT / "config.json").is_file():
         lines = [f"wrote {save_backbone_samples(load_backbone(folder), count, seed, sampling_steps, out)}"]
         if (folder / "encoder").is_dir():
             lines.append(f"drawn by the backbone alone; for new z run: {how_to_make(folder)}")
         return lines
-    return [f"wrote {save_new_images(folder, count, seed, sampling_steps, out)}: z drawn anew, then decoded"]
+    return [f"wrote {save_new_images(folder, count, seed, sampling_steps, out)}: newly drawn z, decoded"]
 
 
 def check_picture(count: int, out: Path, *inputs: Path, overwrite: bool) -> None:

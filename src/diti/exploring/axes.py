@@ -68,7 +68,7 @@ def find_axes(
     removed = removed_by(able, dataset, [[dim] for dim in range(model.dims)], images)
     labels, names = correlations(encode_dataset(model, dataset), dataset), model.feature_names()
     return [
-        Axis(axis, names[axis], subset, float(removed[axis]), told_labels(labels, axis))
+        Axis(axis, names[axis], subset, float(removed[axis]), labels_along(labels, axis))
         for subset, axes in enumerate(strongest(removed, model.partition, per_subset))
         for axis in axes
     ]
@@ -89,13 +89,15 @@ def removed_by(model: DiTi, dataset: Dataset, groups: Sequence[Sequence[int]], i
     """
     mean, _ = model.statistics()
     total = np.zeros(2 + len(groups))  # of the frozen model, with all of z, without each group
-    batches = list(fixed_batches(dataset, model.partition.timesteps, model.device, images))
+    shape = model.backbone.shape
+    batches = list(fixed_batches(dataset, model.partition.timesteps, model.device, images, shape=shape))
     steps = len(batches) * len(groups)
     with inference(model.decoder), progress_bar("what each axis removes", steps, unit="axes") as advance:
         for pixels, t, noise in batches:
             z = model.encode(pixels, value_range=MODEL_RANGE)
             codes = (model.partition.mask(code, t) for code in chain([z], held_at(z, mean.to(z), groups)))
-            for index, losses in enumerate(losses_with(model.decoder, pixels, t, noise, codes)):
+            x0 = model.backbone.encode(pixels)
+            for index, losses in enumerate(losses_with(model.decoder, x0, t, noise, codes)):
                 total[index] += losses.cpu().double().sum().item()
                 advance(int(index > 1))
     return (total[2:] - total[1]) / total[0]
@@ -158,7 +160,7 @@ def correlations(codes: np.ndarray, dataset: Dataset) -> dict[str, np.ndarray]:
     return {name: found[:, place] for place, name in enumerate(dataset.attributes)}
 
 
-def told_labels(labels: Mapping[str, np.ndarray], axis: int) -> dict[str, float]:
+def labels_along(labels: Mapping[str, np.ndarray], axis: int) -> dict[str, float]:
     """The attributes that go with an axis most, and how: r of each."""
     most = sorted(labels, key=lambda label: -abs(labels[label][axis]))[:NAMED_LABELS]
     return {label: round(float(labels[label][axis]), 3) for label in most if abs(labels[label][axis]) >= LEAST_R}

@@ -11,7 +11,7 @@ from diti.representation.models.loading import load
 
 
 def name_axis(source: str, axis: Key, name: str, negative: str = "") -> str:
-    """Keep the name in the model folder; returns how the axis, or the feature, is called from now on.
+    """Keep the name in the model folder; returns what the axis, or the feature, is called from now on.
 
     A named axis must stay what it is: axes that were kept elsewhere move into the folder.
     """

@@ -23,7 +23,7 @@ from diti.core.runs import as_path, versions, write_json
 from diti.data.prepared import Dataset, require_training_images
 from diti.data.sources import as_dataset, place_of
 from diti.diffusion.files import locate, may_keep
-from diti.exploring.axes import correlations, extremes, removed_by, require_frozen, strongest, told_labels
+from diti.exploring.axes import correlations, extremes, labels_along, removed_by, require_frozen, strongest
 from diti.exploring.seen import FRAMES, LEAST, Seen, save_film, save_strip, see_axes
 from diti.exploring.strips import PLACES, Strips, draw_strips, headings, save_axis_picture, strip_pictures
 from diti.pages.blocks import Figure, Film, Page, Section
@@ -50,7 +50,7 @@ class AxisFacts:
     """What is said about one axis, or about one dim of z."""
 
     axis: int
-    name: str  # a07 or z012_t0300, and the name that somebody gave it
+    name: str  # a07 or z012_t0300, and the name that a person gave it
     changed: float  # share of the pixels that visibly change from one end to the other
     lowest: list[str]  # files
     highest: list[str]
@@ -100,7 +100,7 @@ def explore(
 ) -> Explored:
     """Show what a model found, without labels, as `diti explore` does: index.html, explore.json and axes/*.png.
 
-    first: so many of the axes that one can name, the most visible. axes: of each subset so many dims, the
+    first: how many of the axes that one can name, the most visible. axes: how many dims of each subset, the
     strongest. faces: pictures that are pushed along each. device: where to compute, such as "cuda:1".
 
         diti.explore("runs/model", "data/mine").axes[0].changed
@@ -156,10 +156,10 @@ def look_at_axes(look: Look, axes: Axes, first: int) -> tuple[list[Seen], list[A
         save_strip(each, look.dataset, low, high, look.out / "axes" / f"{name}.png")
         if rank < FILMS:
             save_film(each, look.out / "films" / f"{name}.png")
-        ends, told = (_files(look.dataset, low), _files(look.dataset, high)), told_labels(labels, axis)
+        ends, known = (_files(look.dataset, low), _files(look.dataset, high)), labels_along(labels, axis)
         visibility, share = float(axes.visibility[axis]), float(axes.told[axis])
         lives = _third(look.model, axes.subsets[axis])
-        facts.append(AxisFacts(axis, name, each.changed, *ends, told, None, visibility, share, lives, each.reach))
+        facts.append(AxisFacts(axis, name, each.changed, *ends, known, None, visibility, share, lives, each.reach))
     return seen, facts
 
 
@@ -186,8 +186,8 @@ def look_at_dims(look: Look, per_subset: int) -> tuple[list[list[int]], list[flo
         low, high = extremes(look.codes[:, dim], dataset, AT_THE_ENDS, look.measured)
         path = look.out / "axes" / f"{names[dim]}.png"
         save_axis_picture(strip_pictures(strips, place), PLACES, dataset, low, high, path)
-        ends, told = (_files(dataset, low), _files(dataset, high)), told_labels(labels, dim)
-        facts.append(AxisFacts(dim, names[dim], float(changed[place]), *ends, told, float(removed[dim])))
+        ends, known = (_files(dataset, low), _files(dataset, high)), labels_along(labels, dim)
+        facts.append(AxisFacts(dim, names[dim], float(changed[place]), *ends, known, float(removed[dim])))
     save_overview(strips, spread([group[0] for group in chosen if group]), shown, model, look.out / "axes.png")
     return chosen, removed[model.dims :].tolist(), facts
 
@@ -226,9 +226,9 @@ def save_overview(strips: Strips, first: Sequence[int], shown: Sequence[int], mo
 
 # ---- The page ----------------------------------------------------------------------------------------------
 
-LEAD = """Each axis is a direction of the code, found without labels and turned so that it changes few places of a
-picture. Here are those that change a picture most, the most visible first: pull a slider to move along one; below
-it are the images of the data that lie lowest and highest on it. Everything else is kept.
+LEAD = """Each axis is a direction of the code, found without labels and turned so that it changes only a few
+places of a picture. Here are those that change a picture most, the most visible first: pull a slider to move along
+one; below it are the images of the data that lie lowest and highest on it. Everything else is kept.
 
 Further down is the code itself, from fine to coarse: the order in which noise takes things away."""
 
@@ -278,22 +278,22 @@ def _dim_sections(
 
 def _title(model: DiTi, subset: int) -> str:
     if model.partition.subsets == 1:
-        return "The code, which is not cut"
+        return "The code, in one piece"
     start, _ = model.partition.time_range(subset)
     return f"Subset {subset} ({model.partition.third(subset)}), seen from time-step {start} on"
 
 
 def _figure(axis: AxisFacts, out: Path) -> Figure:
-    told = [f"{axis.name}: {axis.changed:.0%} of the pixels change visibly"]
+    facts = [f"{axis.name}: {axis.changed:.0%} of the pixels change visibly"]
     if axis.removed is not None:
-        told.append(f"without it {axis.removed:+.2%} of the frozen model's loss")
+        facts.append(f"without it {axis.removed:+.2%} of the frozen model's loss")
     if axis.told is not None:
-        told.append(f"{axis.told:.1%} of what the code tells; most of it lies in {axis.lives} subsets")
+        facts.append(f"{axis.told:.1%} of what the code says; it lies mostly in {axis.lives} subsets")
     if axis.labels:
         listed = ", ".join(f"{name} {r:+.2f}" for name, r in axis.labels.items())
-        told.append(f"labels that go with it (r, not used to find it): {listed}")
+        facts.append(f"labels that go with it (r, not used to find it): {listed}")
     path = out / "axes" / f"{axis.name}.png"
-    return Figure(path, "; ".join(told), f"pictures pushed along {axis.name}, and the images at its ends")
+    return Figure(path, "; ".join(facts), f"pictures pushed along {axis.name}, and the images at its ends")
 
 
 def _page_facts(model: DiTi, dataset: Dataset) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from diti.data.decode import decode
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
 from diti.edit.directions import standardise
-from diti.representation.features import encode_dataset, explained_by_z, metric_of
+from diti.exploring.index import Place, closest, open_index
+from diti.representation.features import encode_dataset, encoder_hash, explained_by_z, metric_of
 from diti.representation.found_axes import axes_of, find_key
 from diti.representation.models.axis_names import (
     Key,
@@ -49,6 +50,11 @@ SPARE = 32  # images beyond those wanted whose distances are computed exactly
 DISTANCE = "distance to the image searched for, by the metric of the code"
 FARTHEST = "mean square of the code's dims, in standard deviations: farthest first"
 EXPLAINED = "share of the image that z explains: least first"
+
+
+def as_they_are(codes: np.ndarray) -> np.ndarray:
+    """The place of a code is the code."""
+    return codes
 
 
 @dataclass(frozen=True)
@@ -91,12 +97,22 @@ def with_axes(model: Model, subset: str, axis: str) -> str:
 
 def in_deviations(model: Model, z: np.ndarray, keys: list[Key], codes: np.ndarray) -> np.ndarray:
     """(N, d) of codes z (N, D): where they lie on each axis and dim; codes: of the data."""
+    return placing(model, keys, codes)(z)
+
+
+def placing(model: Model, keys: list[Key], codes: np.ndarray) -> Place:
+    """The same as a function of codes (B, D)."""
     mean, std = model.statistics(torch.from_numpy(codes))
     dims = [key for key in keys if isinstance(key, int)]
-    parts = [standardise(z[:, dims], mean.numpy()[dims], std.numpy()[dims])] if dims else []
-    if axes := [axis for key in keys if (axis := axis_of(key)) is not None]:
-        parts.append(axes_of(model).places(torch.from_numpy(z), mean)[:, axes].numpy())
-    return np.concatenate(parts, axis=1)
+    axes = [axis for key in keys if (axis := axis_of(key)) is not None]
+
+    def place(z: np.ndarray) -> np.ndarray:
+        parts = [standardise(z[:, dims], mean.numpy()[dims], std.numpy()[dims])] if dims else []
+        if axes:
+            parts.append(axes_of(model).places(torch.from_numpy(z), mean)[:, axes].numpy())
+        return np.concatenate(parts, axis=1)
+
+    return place
 
 
 def _no_part(model: Model, word: str) -> str:
@@ -119,20 +135,28 @@ def root_inside(metric: Tensor, dims: np.ndarray) -> np.ndarray:
     return metric_root(block * (len(dims) / block.trace())).numpy()
 
 
-def nearest(codes: np.ndarray, wanted: np.ndarray, count: int) -> Found:
-    """The `count` rows of codes (N, d) nearest to one (d,), nearest first: an exact search."""
-    parts = (codes[start : start + ROWS_AT_ONCE] - wanted for start in range(0, len(codes), ROWS_AT_ONCE))
-    squares = np.concatenate([np.einsum("nd,nd->n", part, part) for part in parts])
+def nearest(codes: np.ndarray, wanted: np.ndarray, count: int, place: Place = as_they_are) -> Found:
+    """The `count` rows of codes (N, D) nearest to a place (d,), nearest first: an exact search.
+
+    place: what makes of codes (B, D) the places (B, d) between which distances are taken.
+    """
+    squares = _squares(codes, lambda part: place(part) - wanted)
     candidates = min(2 * count + SPARE, len(squares))  # more than wanted: float32 may swap neighbours
     first = np.sort(np.argpartition(squares, candidates - 1)[:candidates])
-    exact = np.linalg.norm(codes[first].astype(np.float64) - wanted, axis=1)
+    exact = np.linalg.norm(place(np.asarray(codes[first])).astype(np.float64) - wanted, axis=1)
     order = np.argsort(exact, kind="stable")[:count]
     return Found(first[order], exact[order], DISTANCE)
 
 
-def oddest(codes: np.ndarray, count: int) -> Found:
-    """The rows of standardised codes (N, d) that lie farthest from the mean of all, oddest first."""
-    squares = np.einsum("nd,nd->n", codes, codes) / codes.shape[1]
+def _squares(codes: np.ndarray, place: Place) -> np.ndarray:
+    """(N,) squared lengths of the places of codes (N, D), which may be too many for the memory."""
+    parts = (place(codes[start : start + ROWS_AT_ONCE]) for start in range(0, len(codes), ROWS_AT_ONCE))
+    return np.concatenate([np.einsum("nd,nd->n", part, part) for part in parts])
+
+
+def oddest(codes: np.ndarray, count: int, place: Place = as_they_are) -> Found:
+    """The rows of codes (N, D) whose places (N, d) lie farthest from the mean of all, oddest first."""
+    squares = _squares(codes, place) / place(codes[:1]).shape[1]
     order = np.argsort(-squares, kind="stable")[:count]
     return Found(order, squares[order], FARTHEST)
 
@@ -152,6 +176,7 @@ def search(
     axis: str = "",
     count: int | None = None,
     odd: int | None = None,
+    index: bool = False,
     out: str | Path = "found.png",
     overwrite: bool = False,
     device: Device = AUTO,
@@ -159,7 +184,8 @@ def search(
     """Find the images nearest to one, or the odd ones, as `diti search` does: a sheet and a JSON beside it.
 
     subset: where to be near. axis: be near on these axes alone, a07 or by name. count: images to find, by default
-    24. odd: find so many odd images instead. device: where to compute, such as "cuda:1".
+    24. odd: find so many odd images instead. index: search millions through an index, made once; needs the extra
+    of that name. device: where to compute, such as "cuda:1".
 
         diti.search("runs/model", "a.png", data="data/mine", subset="coarse").files
     """
@@ -183,12 +209,16 @@ def search(
     part = f"on {axes} axes and {len(keys) - axes} dims" if axes else f"in {len(keys)} of {model.dims} dims"
     part = f"{part} ({subset})"
     if image is not None:
-        found = _nearest_images(model, dataset, codes, keys, model.encode(given[0]).cpu().numpy(), number)
-        told = f"the nearest images {part} of {len(dataset):,}"
+        z = model.encode(given[0]).cpu().numpy()
+        found = _nearest_images(model, dataset, codes, keys, z, number, index)
+        told = f"the nearest images {part} of {len(dataset):,}{''.join(found.told)}"
     else:
         shares = explained_by_z(model, dataset) if len(keys) == model.dims and not axes else None
-        odd_codes = in_deviations(model, codes, keys, codes)
-        found = oddest(odd_codes, number) if shares is None else least_explained(shares, number)
+        found = (
+            oddest(codes, number, placing(model, keys, codes))
+            if shares is None
+            else least_explained(shares, number)
+        )
         told = f"the {len(found.rows)} oddest images of {len(dataset):,}, {_why_odd(found, shares, part)}"
     save_picture(sheet(dataset, found, given), out)
     written = record(dataset, found, subset, name if image is None or name else "given in Python")
@@ -210,14 +240,21 @@ def _number(image: Picture | None, count: int | None, odd: int | None) -> int:
 
 
 def _nearest_images(
-    model: Model, dataset: Dataset, codes: np.ndarray, keys: list[Key], z: np.ndarray, count: int
+    model: Model, dataset: Dataset, codes: np.ndarray, keys: list[Key], z: np.ndarray, count: int, by_index: bool
 ) -> Found:
     """The images with codes (N, D) nearest to a code z (1, D), on these axes and dims."""
-    standard, wanted = (in_deviations(model, these, keys, codes) for these in (codes, z))
+    standard = place = placing(model, keys, codes)
     if all(isinstance(key, int) for key in keys):  # an axis has its own length already
         root = root_inside(metric_of(model, dataset), np.array(keys, dtype=int))
-        standard, wanted = standard @ root, wanted @ root
-    return nearest(standard, wanted[0], count)
+
+        def place(part: np.ndarray) -> np.ndarray:
+            return standard(part) @ root
+
+    if not by_index:
+        return nearest(codes, place(z)[0], count, place)
+    index = open_index(codes, place, f"{encoder_hash(model.encoder)}/{dataset.hash}")
+    rows, distances = closest(index, codes, place(z)[0], count, place)
+    return Found(rows, distances, DISTANCE, told=(f", {index.recall:.0%} of them by an index",))
 
 
 def _why_odd(found: Found, shares: np.ndarray | None, part: str) -> str:

@@ -40,18 +40,12 @@ class Strips:
         return (self.change() > VISIBLE).float().mean((1, 2, 3))
 
 
-def draw_strips(
-    model: DecodingModel,
-    faces: Tensor,
-    axes: Sequence[int],
-    sampling_steps: int,
-    places: Sequence[float] = PLACES,
-) -> Strips:
-    """Each face (N, 3, H, W) with each axis set to mean + place × std; all are decoded in one go."""
+def draw_strips(model: DecodingModel, faces: Tensor, axes: Sequence[int], sampling_steps: int) -> Strips:
+    """Each face (N, 3, H, W) with each axis set to mean + place × std, place by place; decoded in one go."""
     mean, std = model.statistics()
     with progress_bar("inverting", model.steps_of(len(faces), sampling_steps), unit="steps") as advance:
         start = Inverted.of(model, faces, sampling_steps, on_step=lambda index, total, x: advance())
-    codes = pushed_codes(start.z, mean, std, axes, places)  # (X, N, S, D)
+    codes = pushed_codes(start.z, mean, std, axes, PLACES)  # (X, N, S, D)
     noise = start.x_T[None, :, None].expand(*codes.shape[:3], *start.x_T.shape[1:])
     steps = model.steps_of(codes[..., 0].numel(), sampling_steps)
     with progress_bar("drawing the axes", steps, unit="steps") as advance:

@@ -15,25 +15,30 @@ from torch import Tensor
 
 from diti.core.device import HOST
 from diti.core.errors import InputError
-from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.backbone import Backbone, load_backbone, require_nothing
 from diti.diffusion.files import read_pickle
+from diti.diffusion.kinds.pipeline import PipelineBackbone
 from diti.interop.authors_unet import convert_unet, image_size
 
+NETWORK_CONFIGS = ("config.json", "unet/config.json", "transformer/config.json")  # of diffusers
 UNET_KEYS = ("ema_denoise_fn", "denoise_fn")  # the averaged weights first
 
 
-def convert(src: str | Path, size: int | None = None) -> Backbone:
+def convert(src: str | Path, size: int | None = None, **chosen: Any) -> Backbone:
     """A backbone from the authors' files (a folder, its config or its checkpoint) or what load_backbone takes.
 
     The image side in px is `size`, else what the config says, else the number that ends the folder's name as the
-    authors name theirs (celeba64, ffhq128), else 64.
+    authors name theirs (celeba64, ffhq128), else 64. chosen: see `load_backbone`.
     """
     path = Path(src)
-    if not path.exists() or any((path / name).is_file() for name in ("config.json", "unet/config.json")):
-        backbone = load_backbone(src, HOST)
+    if not path.exists() or any((path / name).is_file() for name in NETWORK_CONFIGS):
+        backbone = load_backbone(src, HOST, **chosen)
+        if size is not None and size != backbone.size and isinstance(backbone, PipelineBackbone):
+            return load_backbone(src, HOST, **chosen, size=size)
         if size is not None:
             backbone.require_size(size)
         return backbone
+    require_nothing(chosen, str(src))
     if path.is_file() and path.suffix not in (".yml", ".yaml", ".pt"):
         raise InputError(f"{path} is neither a config (.yml) nor a checkpoint (.pt); give its folder")
     folder = path if path.is_dir() else path.parent

@@ -15,8 +15,9 @@ from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor, nn
 
 from diti.core.errors import InputError
-from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet
+from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import load_strictly, refuse_keys
+from diti.diffusion.unet import UNetBackbone, Wrapping, assemble_unet
 
 DEFAULT_SIZE = 64  # px; the authors' CelebA. Their U-Net's own settings do not say the image size
 RESNET = {  # layers of a residual block: theirs -> diffusers'
@@ -98,7 +99,7 @@ def convert_unet(config: Mapping[str, Any], state_dict: Mapping[str, Tensor], si
     layers = [*STEM, *down_layers(shape), *up_layers(shape)]
     source = "the authors' U-Net"
     load_strictly(unet, translate(unet, layers, state_dict, shape.split_qkv, source), source)
-    return Backbone(unet, _scheduler(config, shape.learn_sigma), wrapping).eval()
+    return UNetBackbone(unet, _scheduler(config, shape.learn_sigma), wrapping).eval()
 
 
 def diffusers_config(shape: UNetShape, size: int) -> dict[str, Any]:

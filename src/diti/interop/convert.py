@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from diti.core.errors import InputError
 from diti.core.outputs import require_writable
 from diti.data.prepared import require_training_images
 from diti.data.sources import open_data
+from diti.diffusion.backbone import require_nothing
 from diti.diffusion.files import complaints_about
 from diti.interop.authors import convert as convert_backbone
 from diti.interop.authors_model import ModelFacts, convert_model, holds_model
@@ -28,8 +30,13 @@ def convert(
     partition: str | None = None,
     subsets: int | None = None,
     data: str | None = None,
+    prompt: str | None = None,
+    label: int | None = None,
+    blocks: Sequence[str] = (),
 ) -> list[str]:
-    """Write the folder and return what to tell the user."""
+    """Write the folder and return what to tell the user. prompt, label, blocks: of a pipeline of diffusers."""
+    asked = {"prompt": prompt, "label": label, "blocks": list(blocks) or None}
+    chosen = {name: value for name, value in asked.items() if value is not None}
     if os.path.lexists(out):
         raise InputError(f"--out {out} exists; choose a new folder")
     require_writable({"--out": [out / "unet"]}, [data])
@@ -37,10 +44,12 @@ def convert(
         if partition or subsets or data:
             raise InputError(f"--partition, --subsets and --data are for trained models, and {src} holds none")
         with complaints_about(Path(src)):
-            backbone = convert_backbone(src, size)
+            backbone = convert_backbone(src, size, **chosen)
         backbone.save(out)
         weights = sum(p.numel() for p in backbone.parameters())
-        return [f"wrote {out}: a backbone of {weights:,} weights, {backbone.size} px, T = {backbone.timesteps}"]
+        told = f"wrote {out}: a backbone of {weights:,} weights, {backbone.size} px, T = {backbone.timesteps}"
+        return [told, *([backbone.caution()] if backbone.caution() else [])]
+    require_nothing(chosen, src)
     with complaints_about(Path(src)):
         model, facts, notes = model_from(Path(src), partition, subsets)
     if data is None:

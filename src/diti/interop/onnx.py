@@ -25,6 +25,7 @@ from diti.core.rng import torch_generator
 from diti.core.runs import atomic_path
 from diti.representation.models.model import Model
 from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.trunks import BlocksTrunk
 
 INPUT, OUTPUT, BATCH_AXIS = "images", "z", "N"
 CHECKED_BATCHES = (1, 3)  # one image, and a different number than was traced
@@ -38,6 +39,11 @@ def export_encoder(model: Model, out: Path) -> str:
     The file names the version, size, dims and features, and holds the mean and std (D,) of z over the training
     images. It is run in onnxruntime before it gets its name.
     """
+    if isinstance(model.encoder.trunk, BlocksTrunk):
+        raise InputError(
+            f"the encoder is a whole {model.with_backbone().backbone.kind}, of which no ONNX file is made; encode "
+            "with diti encode or model.encode"
+        )
     require_extra()
     import onnx
 

@@ -24,6 +24,7 @@ from diti.data.sources import as_dataset, place_of
 from diti.data.toyfaces import NAMES
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.files import locate
+from diti.diffusion.unet import require_unet
 from diti.measure import theory_figures as figures
 from diti.measure.sufficiency import CHECK_FACES, sufficiency
 from diti.probes.matrix import SubsetProbe, carriers
@@ -74,6 +75,8 @@ def analyze(
     dataset = require_training_images(as_dataset(data, backbone.size))
     backbone.require_size(dataset.size)
     found = _find_pairs(dataset, pairs, count, backbone.size, seed)
+    if images:
+        require_unet(backbone)
     if images and (found is None or pairs is not None):
         raise InputError("--images trains on the true factors of toy faces; use --data toyfaces without --pairs")
     record: dict[str, Any] = {
@@ -134,7 +137,7 @@ def draw_pictures(
     drawn = [
         figures.save_overlap_figure(backbone.schedule, out / "overlap.png"),
         figures.save_reconstructions_by_time(
-            u_theta, backbone.schedule, shown, record["seed"], out / "reconstructions_by_time.png"
+            u_theta, backbone.schedule, shown, record["seed"], out / "reconstructions_by_time.png", backbone
         ),
     ]
     if model is None:
@@ -158,10 +161,11 @@ def measure_attributes(
     distances: dict[str, Tensor] = {}
     with progress_bar("attributes", 2 * len(grid) * sum(pairs.counts.values())) as advance:
         for name in pairs.counts:
-            x0, y0 = pairs.load(name)
+            pixels = pairs.load(name)
+            x0, y0 = (theory.held_by(backbone, images) for images in pixels)
             distances[name] = theory.pixel_change(x0, y0)
             found = _curves(record, backbone, x0, y0, distances[name], advance)
-            record["attributes"][name] = found | (_subsets(model, x0, y0) if model else {})
+            record["attributes"][name] = found | (_subsets(model, *pixels) if model else {})
     record["dominance"] = {
         key: theory.dominance_kept(distances, _times(record, key)) for key in (CLOSED, MEASURED)
     }
@@ -187,9 +191,9 @@ def _curves(
     }
 
 
-def _subsets(model: DiTi, x0: Tensor, y0: Tensor) -> dict[str, Any]:
+def _subsets(model: DiTi, x: Tensor, y: Tensor) -> dict[str, Any]:
     """How z moves when the attribute changes: share and argmax of the subsets, mean position in time."""
-    z, moved = (model.encode(pixels, value_range=MODEL_RANGE).cpu() for pixels in (x0, y0))
+    z, moved = (model.encode(pixels, value_range=MODEL_RANGE).cpu() for pixels in (x, y))
     shares = theory.movement_shares(z, moved, model.statistics(z)[1], model.partition)
     return {
         "subset": int(shares.argmax()),

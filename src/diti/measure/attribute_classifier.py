@@ -60,6 +60,7 @@ class Trait:
     centre: float  # mean of what is read over the data
     spread: float  # its standard deviation
     readable: bool = True
+    usual: float | None = None  # what a strength of 1 asks for, in spreads; None: kept by an earlier version
     quality: dict[str, float | None] = field(default_factory=dict)  # AP and accuracy, or r
 
 
@@ -305,9 +306,18 @@ def measure_traits(
         quality = {key: float(score[i]) for key, score in scores.items()} if two_valued else {"r": float(r[i])}
         readable = quality["accuracy"] >= LEAST_ACCURACY if two_valued else quality["r"] >= LEAST_R
         known = {key: score if np.isfinite(score) else None for key, score in quality.items()}
-        column = reads[:, i]
-        traits.append(Trait(name, two_valued, float(column.mean()), float(column.std()), readable, known))
+        centre, spread = float(reads[:, i].mean()), float(reads[:, i].std())
+        usual = usual_spreads(reads[:, i], truth[:, i]) if two_valued else 1.0
+        traits.append(Trait(name, two_valued, centre, spread, readable, usual, known))
     return tuple(traits)
+
+
+def usual_spreads(reads: np.ndarray, truth: np.ndarray) -> float | None:
+    """What is read (N,) in images with an attribute, less that in those without, in standard deviations of it."""
+    sides = reads[truth == 1], reads[truth == 0]
+    if not all(map(len, sides)) or reads.std() == 0:
+        return None
+    return float((sides[0].mean() - sides[1].mean()) / reads.std())
 
 
 def balanced_accuracy(reads: np.ndarray, truth: np.ndarray) -> np.ndarray:

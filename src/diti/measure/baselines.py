@@ -27,7 +27,7 @@ PIXEL_SIDE = 32  # px: larger images are averaged down first, which keeps the pr
 
 
 def require_among_baselines(wide: bool, baselines: bool) -> None:
-    """InputError where all features of the backbone are asked for, and no baseline."""
+    """InputError where all features of the backbone are asked for, but no baselines."""
     if wide and not baselines:
         raise InputError("--wide-baseline is one of those that --no-baselines leaves out; give one of the two")
 

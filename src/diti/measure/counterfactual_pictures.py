@@ -15,14 +15,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from diti.core.images import grid, save_figure, save_picture, to_uint8
+from diti.edit.compose import push
 from diti.edit.directions import Direction
 from diti.edit.interpolate import interpolate
 from diti.edit.invert import Inverted
-from diti.edit.manipulate import push
 from diti.edit.pictures import interpolation_grid
+from diti.edit.places import touch_of, touched
 from diti.representation.models.decoding import DecodingModel
 
-PUSHES = (-2, -1, 0, 1, 2)  # figure 2a, in units of the scale; 0 is the reconstruction
+PUSHES = (-1, -0.5, 0, 0.5, 1)  # figure 2a, in units of the scale; 0 is the reconstruction
 HALVES = (0.0, 0.5, 1.0)  # scales of figure 5
 WAY = tuple(np.linspace(0, 1, 7).tolist())  # scales of figure 7
 
@@ -31,18 +32,24 @@ def save_pushes(
     model: DecodingModel,
     directions: Sequence[Direction],
     image: Tensor,
-    scale: float,
+    strengths: Sequence[float],
     sampling_steps: int,
     path: Path,
 ) -> Path:
-    """Figure 2a: one image (1, 3, H, W), a row per attribute, pushed from -2 to 2 times the scale."""
+    """Figure 2a: one image (1, 3, H, W), a row per attribute, pushed from -1 to 1 times its strength."""
     start = Inverted.of(model, image, sampling_steps)
-    codes = torch.cat([push(start.z, d, times * scale) for d in directions for times in PUSHES])
+    each = list(zip(directions, strengths, strict=True))
+    codes = torch.cat([push(start.z, d, times * strength) for d, strength in each for times in PUSHES])
     edited = start.shown(codes, start.x_T.expand(len(codes), *model.noise_shape))
-    rows = torch.cat(
-        [image.expand(len(directions), 1, *image.shape[1:]), edited.unflatten(0, (-1, len(PUSHES)))], 1
+    still = edited[PUSHES.index(0)]
+    in_rows = zip(edited.split(len(PUSHES)), each, strict=True)
+    times = torch.tensor(PUSHES)[:, None, None, None]
+    rows = torch.stack(
+        [torch.cat([image, touched(row, still, touch_of({d: s}), times)]) for row, (d, s) in in_rows]
     )
-    labels = ["image", *("0" if times == 0 else f"{times * scale:+g}" for times in PUSHES)]
+    alike = len(set(strengths)) == 1  # else they are the paper's, and each is another number of differences
+    pushes = [f"{times * strengths[0]:+.2g}" if alike else f"{times:+g} s" for times in PUSHES]
+    labels = ["image", *("0" if times == 0 else push for times, push in zip(PUSHES, pushes, strict=True))]
     sheet = grid(
         to_uint8(rows.flatten(0, 1)), len(labels), column_labels=labels,
         row_labels=[d.attribute for d in directions], title="strength of the push (0: reconstruction)",

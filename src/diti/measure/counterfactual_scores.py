@@ -23,11 +23,15 @@ from diti.core.progress import progress_bar
 from diti.core.rng import torch_generator
 from diti.diffusion.generate import SAMPLING_STEPS
 from diti.diffusion.sampler import OnStep
+from diti.edit.compose import push, strength_at
 from diti.edit.directions import Direction, code_space_hash
 from diti.edit.interpolate import cut_of, moved_dims
 from diti.edit.invert import Inverted
-from diti.edit.manipulate import SCALE, push
+from diti.edit.manipulate import SCALE
+from diti.edit.places import touch_of, touched
 from diti.measure.attribute_classifier import AttributeClassifier
+from diti.measure.judge import Embed
+from diti.measure.moves import Moves, likeness, strangers
 from diti.measure.reference import Reference
 from diti.probes.disentangle import concentration
 from diti.probes.scores import RESAMPLES, bootstrap_counts, mean_over_attributes, percentile_interval
@@ -147,12 +151,17 @@ def manipulation_scores(
     reference: Reference,
     *,
     scale: float = SCALE,
+    paper_scale: float | None = None,
+    fixed: Sequence[str] = (),
+    identity: Embed | None = None,
     masked: bool = True,
     sampling_steps: int = SAMPLING_STEPS,
     seed: int = 0,
     progress: bool = False,
 ) -> Record:
     """Every image is pushed along every direction, away from what the classifier sees in the original.
+
+    scale: strength, in usual differences, see `edit/strength.py`; paper_scale: the paper's s instead.
 
     That is towards the other answer of a binary attribute, and towards the other side of the data's centre of a
     continuous one. Per attribute, with intervals by a bootstrap over images (`seed`):
@@ -161,23 +170,30 @@ def manipulation_scores(
     leakage: mean absolute change of the other readable attributes, in their standard deviations;
     pixels: RMS change in [-1, 1]; distance: to the data, see `distance_is`;
     leak_per_change: leakage per unit of change, see there why.
-    And moves: which edit moves which reading, and the share of edited images in which the judge finds something.
+    identity: cosine of who the face is before and after, where something says who (`identity`);
+    And moves, see `moves.py`: which edit moves which reading, and how far those that should stay (`fixed`).
     """
     check_directions(model, classifier, directions)
     scored = [d for d in directions if classifier.readable[classifier.index(d.attribute)]]
     originals = as_batch(images, model.size, MODEL_RANGE)
     found: list[dict[str, np.ndarray]] = []
-    moved: list[np.ndarray] = []
+    moves = Moves(classifier, tuple(fixed))
     steps = editing_steps(model, len(originals), len(scored), sampling_steps)
     with progress_bar("measuring edits", steps, unit="steps", shown=progress) as advance:
         on_step: OnStep = lambda index, total, x: advance()  # noqa: E731
         unedited = Unedited.of(model, classifier, originals, sampling_steps, masked=masked, on_step=on_step)
-        for direction, (upward, edited) in zip(scored, unedited.edits(scored, scale, on_step), strict=True):
+        strengths = strengths_of(scored, scale, paper_scale)
+        who = None if identity is None else identity(unedited.rebuilt)
+        edits = zip(scored, strengths, unedited.edits(scored, strengths, on_step), strict=True)
+        for direction, strength, (upward, edited) in edits:
             after = classifier(edited)
-            moved.append(signed_moves(unedited.before, after, upward, classifier.spread))
+            moves.add(
+                direction.attribute, strength, signed_moves(unedited.before, after, upward, classifier.spread)
+            )
             found.append(
                 edit_scores(classifier, direction.attribute, unedited.before, after, upward)
                 | {"pixels": rms_change(unedited.rebuilt, edited), "distance": reference.distances(edited)}
+                | ({} if who is None or identity is None else {"identity": likeness(who, identity(edited))})
             )
     seen, rebuilt = unedited.seen, unedited.rebuilt
     counts = resamples(len(seen), seed)
@@ -186,11 +202,18 @@ def manipulation_scores(
         "kind": "manipulation",
         "method": model.method,
         "images": len(seen),
-        "settings": {"scale": scale, "masked": masked, "sampling_steps": sampling_steps, "seed": seed},
+        "settings": {
+            "scale": scale if paper_scale is None else None,
+            "paper_scale": paper_scale,
+            "masked": masked,
+            "sampling_steps": sampling_steps,
+            "seed": seed,
+        },
         "distance_is": reference.about,
         "unreadable": [d.attribute for d in directions if d not in scored],
         "leakage_over": [trait.name for trait in classifier.traits if trait.readable],
-        "moves": moves_record(classifier, [d.attribute for d in scored], moved),
+        "moves": moves.record(),
+        "strangers": None if who is None else strangers(who),
         "reconstruction": {name: rows_and_mean(values[None], counts)[1] for name, values in own_error.items()},
         **summary([d.attribute for d in scored], found, counts),
     }
@@ -223,7 +246,7 @@ class Unedited:
         return cls(classifier, start, classifier(originals), rebuilt, classifier(rebuilt))
 
     def edits(
-        self, directions: Sequence[Direction], scale: float, on_step: OnStep | None = None
+        self, directions: Sequence[Direction], strengths: Sequence[float], on_step: OnStep | None = None
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Per direction: bool (N,) where the attribute is to rise, and the images (N, 3, H, W) pushed that way.
 
@@ -234,15 +257,23 @@ class Unedited:
             part = directions[first : first + together]
             rises = [opposite(self.classifier, direction.attribute, self.seen) for direction in part]
             codes = [
-                torch.where(torch.from_numpy(up)[:, None], push(start.z, d, scale), push(start.z, d, -scale))
-                for d, up in zip(part, rises, strict=True)
+                torch.where(torch.from_numpy(up)[:, None], push(start.z, d, s), push(start.z, d, -s))
+                for d, s, up in zip(part, strengths[first:], rises, strict=False)
             ]
             edited = start.shown(torch.cat(codes), torch.cat([start.x_T] * len(part)), on_step)
-            yield from zip(rises, edited.split(len(self.seen)), strict=True)
+            each = zip(part, strengths[first:], rises, edited.split(len(self.seen)), strict=False)
+            for direction, strength, up, drawn in each:
+                signs = torch.from_numpy(np.where(up, 1.0, -1.0)).float()[:, None, None, None]
+                yield up, touched(drawn, self.rebuilt, touch_of({direction: strength}), signs)
+
+
+def strengths_of(directions: Sequence[Direction], scale: float, paper_scale: float | None = None) -> list[float]:
+    """How far each is followed: alike in usual differences, or by the paper's s."""
+    return [scale if paper_scale is None else strength_at(direction, paper_scale) for direction in directions]
 
 
 def directions_at_once(model: DecodingModel, images: int) -> int:
-    """Directions along which so many images are pushed in one batch of the decoder."""
+    """How many directions that many images are pushed along in one batch of the decoder."""
     return max(1, model.at_once // images)
 
 
@@ -288,23 +319,6 @@ def edit_scores(
     }
 
 
-def moves_record(
-    classifier: AttributeClassifier, edited: Sequence[str], moved: Sequence[np.ndarray]
-) -> Record | None:
-    """Mean moves of the readable attributes by each edit, from arrays (N, A) with NaN where nothing was found."""
-    if not moved:
-        return None
-    readable = classifier.readable
-    read = [name for name, may in zip(classifier.attributes, readable, strict=True) if may]
-    table = means(np.stack([moves[:, readable].T for moves in moved]))  # (edits, readings)
-    return {
-        "edited": list(edited),
-        "read": read,
-        "mean": [[float(x) if np.isfinite(x) else None for x in row] for row in table],
-        "found": float(np.isfinite(np.stack(moved)[:, :, readable]).all(-1).mean()),
-    }
-
-
 def summary(names: Sequence[str], found: Sequence[dict[str, np.ndarray]], counts: np.ndarray) -> Record:
     """Per attribute, and over all of them, the mean of each score with its interval."""
     attributes: Record = {}
@@ -312,7 +326,8 @@ def summary(names: Sequence[str], found: Sequence[dict[str, np.ndarray]], counts
         raised, flippable = int(scores["upward"].sum()), int(np.isfinite(scores["flips"]).sum())
         attributes[name] = {"raised": raised, "lowered": len(scores["upward"]) - raised, "flippable": flippable}
     overall: Record = {}
-    stacked = {score: np.stack([scores[score] for scores in found]) for score in SCORES if found}  # (A, N) each
+    scored = [score for score in (*SCORES, "identity") if found and score in found[0]]
+    stacked = {score: np.stack([scores[score] for scores in found]) for score in scored}  # (A, N) each
     for score, values in stacked.items():
         rows, overall[score] = rows_and_mean(values, counts)
         for name, row in zip(names, rows, strict=True):

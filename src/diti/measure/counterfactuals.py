@@ -31,14 +31,22 @@ from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
 from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS
-from diti.edit.directions import Direction, check_along, checked_dims, find_or_learn_direction, standardise
+from diti.edit.directions import ALL, Direction, check_along, checked_dims, standardise
 from diti.edit.interpolate import FARTHEST, cut_of
 from diti.edit.manipulate import SCALE
-from diti.edit.select import DEFAULT_SELECTION, check_selection, compare_selections, fit_linear
+from diti.edit.select import check_selection, compare_selections, fit_linear
+from diti.edit.trials import Trials
 from diti.measure.attribute_classifier import IMAGES, AttributeClassifier, train_classifier
 from diti.measure.counterfactual_pictures import save_moves, save_pushes, save_swaps, save_transfers, save_ways
-from diti.measure.counterfactual_scores import DIFFERENT, SCORES, interpolation_scores, manipulation_scores
-from diti.measure.judge import Judge, judged_by
+from diti.measure.counterfactual_scores import (
+    DIFFERENT,
+    SCORES,
+    interpolation_scores,
+    manipulation_scores,
+    strengths_of,
+)
+from diti.measure.judge import Embed, Judge, judged_by, recognised_by
+from diti.measure.moves import check_named, moves_lines, save_moves_table
 from diti.measure.reference import make_reference
 from diti.probes.scores import average_precision
 from diti.representation.features import encode_dataset, encoder_hash
@@ -48,7 +56,10 @@ from diti.representation.partition import THIRDS, Partition
 
 Item = TypeVar("Item")
 
-FILES = ("counterfactuals.json", "figure2a.png", "figure5.png", "figure7.png", "moves.png", "transfers.png")
+FILES = (
+    "counterfactuals.json", "figure2a.png", "figure5.png", "figure7.png", "moves.png", "moves.csv",
+    "transfers.png",
+)  # fmt: skip
 SHOWN = 6  # attributes of figure 2a
 ROWS = 4  # pairs of figure 7
 COMPARED = 4  # binary attributes on which the ways to choose dims are compared
@@ -63,9 +74,12 @@ class CounterfactualOptions(Settings):
     pairs: Count = 48  # test pairs interpolated
     classifier_images: Annotated[int | None, *COUNT] = None  # length of its training; None: the usual one
     dims: Annotated[int | None, *COUNT] = None  # d'; None: 32, or a quarter of a short code
-    scale: Annotated[float, *Range(0, FARTHEST, open=(0,), hint=f"such as {SCALE}")] = SCALE
-    selection: str = DEFAULT_SELECTION  # how the dims are chosen
-    along: str = "pattern"  # what an edit follows
+    scale: Annotated[float, *Range(0, FARTHEST, open=(0,), hint=f"such as {SCALE}")] = SCALE  # strength
+    paper_scale: Annotated[float | None, *Range(0, FARTHEST, open=(0,), hint="such as 0.3")] = None
+    selection: str | None = None  # how the dims are chosen; None: they are not, unless there are dims
+    along: str | None = None  # what an edit follows; None: what is best known
+    edits: tuple[str, ...] = ()  # attributes that are edited; none: all that can be read
+    fixed: tuple[str, ...] = ()  # readings that should stay when others are edited
     compare_selections: bool = True
     random_groupings: Count = 3  # of dims, to say what chance gives
     sampling_steps: Count = SAMPLING_STEPS  # network calls from image to noise, and back
@@ -74,8 +88,10 @@ class CounterfactualOptions(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_selection(self.selection)
-        check_along(self.along)
+        if self.selection not in (None, ALL):
+            check_selection(str(self.selection))
+        if self.along is not None:
+            check_along(self.along)
 
 
 def counterfactuals(
@@ -87,25 +103,34 @@ def counterfactuals(
     pairs: int = 48,
     classifier_images: int | None = None,
     dims: int | None = None,
-    scale: float = 0.3,
-    selection: Literal["l1", "weight", "probmask"] = "l1",
-    along: Literal["pattern", "conditional", "weight"] = "pattern",
+    scale: float = SCALE,
+    paper_scale: float | None = None,
+    selection: Literal["all", "l1", "weight", "probmask"] | None = None,
+    along: Literal["conditional", "pattern", "weight"] | None = None,
+    edits: Sequence[str] = (),
     judge: str | Judge | None = None,
+    fixed: Sequence[str] = (),
+    identity: str | Judge | None = None,
     seed: int = 0,
     overwrite: bool = False,
     device: Device = AUTO,
 ) -> dict[str, Any]:
     """Measure and draw edits of a model on labelled data, as `diti counterfactuals` does.
 
-    model: folder, shipped name or hub id; directions that are learned are kept in a folder. judge: reads pictures
+    model: folder, shipped name or hub id; directions that are learned are kept in a folder. scale: strength, in
+    usual differences (1: from the mean of those without to that of those with it, or one standard deviation);
+    paper_scale: the paper's s instead. dims, selection, along: as in `learn_direction`. judge: reads pictures
     instead of a classifier trained on the data; a function or the command of a program, see `measure/judge.py`.
+    edits: attributes that are edited, by default all that can be read; fixed: readings that should stay when
+    others are edited; identity: like a judge, but its numbers together say who a face is.
     device: where to compute, such as "cuda:1".
     """
     options = CounterfactualOptions(
-        images=images, pairs=pairs, dims=dims, scale=scale, selection=selection, along=along,
-        classifier_images=classifier_images, seed=seed, overwrite=overwrite,
+        images=images, pairs=pairs, dims=dims, scale=scale, paper_scale=paper_scale, selection=selection,
+        along=along, edits=tuple(edits), fixed=tuple(fixed), classifier_images=classifier_images, seed=seed,
+        overwrite=overwrite,
     )  # fmt: skip
-    return measure_counterfactuals(model, data, as_path(out, "out"), options, judge, device)
+    return measure_counterfactuals(model, data, as_path(out, "out"), options, judge, device, identity)
 
 
 def measure_counterfactuals(
@@ -115,6 +140,7 @@ def measure_counterfactuals(
     options: CounterfactualOptions,
     judge: str | Judge | None = None,
     device: Device = AUTO,
+    identity: str | Judge | None = None,
 ) -> dict[str, Any]:
     """The same with all options; `out`/counterfactuals.json holds the record."""
     require_writable({"--out": [out / name for name in FILES]}, [place_of(data)], overwrite=options.overwrite)
@@ -131,7 +157,11 @@ def measure_counterfactuals(
         if judge is None
         else judged_by(judge, dataset)
     )
-    study = EditStudy(str(source), model, dataset, classifier, dims, out, options)
+    known = [trait.name for trait in classifier.traits if trait.readable]
+    check_named("--edits", options.edits, known)
+    check_named("--fixed", options.fixed, known)
+    who = None if identity is None else recognised_by(identity)
+    study = EditStudy(str(source), model, dataset, classifier, dims, out, options, who)
     record = study.measure() | {"command": command_line(), "versions": versions()}
     write_json(out / "counterfactuals.json", record)  # last: it says that all is there
     return record
@@ -157,9 +187,10 @@ class EditStudy:
     model: DecodingModel
     dataset: Dataset
     classifier: AttributeClassifier
-    dims: int  # d'
+    dims: int  # d' of sparse directions
     out: Path
     options: CounterfactualOptions
+    identity: Embed | None = None
     left_out: list[str] = field(default_factory=list)  # what could not be measured, and why
     figures: list[str] = field(default_factory=list)
 
@@ -168,7 +199,7 @@ class EditStudy:
         record: dict[str, Any] = {
             "model": self.source, "method": self.model.method, "subsets": self.model.partition.subsets,
             "encoder": encoder_hash(self.model.encoder),
-            "weights": sha256_parts(locate(self.source), ("encoder", "decoder", "unet")),
+            "weights": sha256_parts(locate(self.source), ("encoder", "decoder", "unet", "transformer")),
             "data": {"name": self.dataset.name, "hash": self.dataset.hash, "images": len(self.dataset)},
             "predicted": sorted(predicted_columns(self.dataset)), "split": self.split,
             "settings": self.settings, "classifier": self.classifier_quality(), "left_out": self.left_out,
@@ -193,6 +224,7 @@ class EditStudy:
     @property
     def settings(self) -> dict[str, Any]:
         kept = {name: value for name, value in asdict(self.options).items() if name != "overwrite"}
+        kept |= {name: list(kept[name]) for name in ("edits", "fixed")}
         return kept | {"dims": self.dims, "classifier_images": self.options.classifier_images or IMAGES}
 
     # ---- What is measured on -------------------------------------------------------------------------------
@@ -253,20 +285,19 @@ class EditStudy:
 
     def directions_of(self, names: Sequence[str]) -> list[Direction]:
         """The same for chosen attributes."""
-        found, folder = [], locate(self.source)
+        found, folder, options = [], locate(self.source), self.options
+        trials = Trials(self.model, self.dataset, lambda: self.codes)
         with progress_bar("directions", len(names), unit="attributes") as advance:
             for name in names:
-                direction, _ = find_or_learn_direction(
-                    self.model, folder, self.dataset, name, self.dims, self.options.selection, self.options.seed,
-                    codes=lambda: self.codes,
-                )  # fmt: skip
-                found.append(direction.following(self.options.along))
+                direction, _ = trials.direction(folder, name, options.dims, options.selection, options.seed)
+                found.append(direction.following(options.along))
                 advance()
         return found
 
     def learnable(self) -> list[str]:
         """The readable attributes that vary among training and among validation images."""
-        names = [trait.name for trait in self.classifier.traits if trait.readable]
+        wanted = self.options.edits or self.classifier.attributes
+        names = [trait.name for trait in self.classifier.traits if trait.readable and trait.name in wanted]
         values = self.dataset.labels(names)
         varies = [np.ptp(values[self.dataset.rows(split)], axis=0) > 0 for split in ("train", "valid")]
         kept = np.logical_and(*varies)
@@ -293,7 +324,8 @@ class EditStudy:
         reference = make_reference(self.classifier.trunk_is, self.classifier.trunk, self.dataset)
         return manipulation_scores(
             self.model, self.classifier, self.directions, self.pixels(self.rows), reference,
-            scale=options.scale, sampling_steps=options.sampling_steps, seed=options.seed, progress=True,
+            scale=options.scale, paper_scale=options.paper_scale, fixed=options.fixed, identity=self.identity,
+            sampling_steps=options.sampling_steps, seed=options.seed, progress=True,
         )  # fmt: skip
 
     def interpolation(self) -> dict[str, Any]:
@@ -306,7 +338,7 @@ class EditStudy:
         )  # fmt: skip
 
     def selections(self) -> dict[str, Any]:
-        """Validation AP of the ways to choose d' dims, each with a classifier fitted anew, and of all dims."""
+        """Validation AP of the ways to choose d' dims, each with a refitted classifier, and of all dims."""
         binary = [d for d in self.directions if self.dataset.is_binary(d.attribute)]
         train, valid = (self.dataset.rows(split) for split in ("train", "valid"))
         train = np.sort(numpy_generator(self.options.seed, "selections").permutation(train)[:COMPARED_ROWS])
@@ -331,7 +363,8 @@ class EditStudy:
         """
         model, sampling_steps, (a, b) = self.model, self.options.sampling_steps, self.pairs
         shown, first = spread_over(self.directions, SHOWN), self.pixels(self.rows[:1])
-        drawn = [save_pushes(model, shown, first, self.options.scale, sampling_steps, self.out / "figure2a.png")]
+        strengths = strengths_of(shown, self.options.scale, self.options.paper_scale)
+        drawn = [save_pushes(model, shown, first, strengths, sampling_steps, self.out / "figure2a.png")]
         if len(self.groups) > 1:
             pair = [most_different(self.dataset.labels(), a, b)]
             one, other = self.pixels(a[pair]), self.pixels(b[pair])
@@ -340,6 +373,7 @@ class EditStudy:
         drawn.append(save_ways(model, firsts, seconds, sampling_steps, self.out / "figure7.png"))
         if moves := record["manipulation"]["moves"]:
             drawn.append(save_moves(moves, self.out / "moves.png"))
+            save_moves_table(moves, self.out / "moves.csv")
         if "interpolation" in record:
             drawn.append(save_transfers(record["interpolation"], self.out / "transfers.png"))
         self.figures.extend(path.name for path in drawn)
@@ -376,7 +410,11 @@ def print_record(record: dict[str, Any], out: Path) -> None:
     from rich.table import Table
 
     edits = record["manipulation"]
-    title = f"{edits['images']} {record['split']} images, edited at scale {edits['settings']['scale']:g}"
+    settings = edits["settings"]
+    how_far = (
+        f"strength {settings['scale']:g}" if settings["scale"] else f"the paper's s {settings['paper_scale']:g}"
+    )
+    title = f"{edits['images']} {record['split']} images, edited by {how_far}"
     table = Table(title=title)
     table.add_column("attribute", no_wrap=True)
     for heading in SCORES:
@@ -400,8 +438,12 @@ def result_lines(record: dict[str, Any]) -> list[str]:
         f"leakage per change: {_both(per_change) if per_change else 'not defined, the edits changed nothing'}",
         f"distance: {edits['distance_is']}; without an edit {_number(edits['reconstruction']['distance'])}",
     ]
-    if (moves := edits["moves"]) and moves["found"] < 1:
-        lines.append(f"the judge found something to read in {moves['found']:.1%} of the edited images")
+    lines += moves_lines(edits["moves"]) if edits["moves"] else []
+    if "identity" in edits["mean"]:
+        lines.append(
+            f"the same face: cosine {_both(edits['mean']['identity'])} of before and after, "
+            f"{edits['strangers']:.2f} of different faces"
+        )
     for kind, found in record.get("interpolation", {}).get("x_t", {}).items():
         values = (_both(found[key]) for key in ("mean_concentration", "mean_above_random"))
         lines.append("swapped subsets, x_T {}: concentration {}, above random groups {}".format(kind, *values))

@@ -29,6 +29,9 @@ from diti.measure.attribute_classifier import AttributeClassifier, measure_trait
 Judge = Callable[[np.ndarray], Mapping[str, Sequence[float]]]
 """uint8 pictures (N, H, W, 3) → N numbers per reading; NaN where it finds nothing."""
 
+Embed = Callable[[Tensor], np.ndarray]
+"""Pictures (N, 3, H, W) in [-1, 1] → (N, V) numbers that say who a face is; NaN where it finds none."""
+
 TESTED = 256  # pictures of the data on which its readings are compared with the labels
 
 
@@ -55,6 +58,19 @@ def judged_by(judge: str | Judge, dataset: Dataset) -> AttributeClassifier:
         return torch.from_numpy(_columns(ask(to_uint8(pixels)), names, len(pixels)))
 
     return AttributeClassifier(read, dataset.size, traits)
+
+
+def recognised_by(who: str | Judge) -> Embed:
+    """A recognition network from elsewhere, asked like a judge: all its readings together say who a face is."""
+    ask = partial(ask_program, who) if isinstance(who, str) else who
+
+    def embed(pixels: Tensor) -> np.ndarray:
+        table = ask(to_uint8(pixels))
+        if not table:
+            raise InputError("what should tell who a face is gave no numbers; it must give some per picture")
+        return _columns(table, list(table), len(pixels))
+
+    return embed
 
 
 def ask_program(command: str, pictures: np.ndarray) -> dict[str, list[float]]:

@@ -33,7 +33,7 @@ from diti.representation.features import encode_dataset, encoder_hash, metric_of
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import as_model, load
 from diti.representation.models.model import Model
-from diti.representation.networks.encoder import Encoder
+from diti.representation.networks.encoder import OVER_BACKBONE, Encoder
 
 FIGURES = ("attributes", "weights", "against", "subsets", "cumulative")  # beside the record
 NOISES: tuple[Literal["inferred", "random"], ...] = ("inferred", "random")
@@ -131,7 +131,7 @@ def probe(
     """Measure what the code knows of labelled attributes, as `diti probe` does; the record, also as JSON.
 
     protocol: converged, L2 chosen on validation images, or paper, the authors' 15 epochs of Adam. against: another
-    model, or the JSON of an earlier probe. few_shot: numbers of labels. reconstruct: so many test images.
+    model, or the JSON of an earlier probe. few_shot: numbers of labels. reconstruct: a number of test images.
     The figures are written beside `out`. device: where to compute, such as "cuda:1".
 
         diti.probe("runs/model", "data/mine", subsets=False)["probe"]["mean_ap"]
@@ -190,7 +190,7 @@ def read_other(source: str, names: list[str], device: Device = AUTO) -> Model | 
 def sees_backbone(model: Model) -> Encoder | None:
     """The encoder of a model that sees images through its frozen backbone."""
     encoder = model.encoder
-    through = isinstance(model, DiTi) and encoder.description["kind"] == "backbone" and encoder.frozen
+    through = isinstance(model, DiTi) and encoder.description["kind"] in OVER_BACKBONE and encoder.frozen
     return encoder if through else None
 
 
@@ -217,7 +217,7 @@ class ProbeStudy:
         other: Model | dict[str, Any] | None = None,
         name: str | None = None,
     ) -> ProbeStudy:
-        """other: what to compare with, where somebody holds it; else what the options name. name: of the model."""
+        """other: what to compare with, if it is at hand; else what the options name. name: of the model."""
         model = as_model(source)
         if options.reconstruct:
             model.with_decoder()
@@ -292,7 +292,7 @@ class ProbeStudy:
         return found
 
     def few_labels(self, features: np.ndarray, metric: np.ndarray | None) -> dict[str, Any]:
-        """What the probe finds in features (N, F) with only so many labels.
+        """What the probe finds in features (N, F) with only a few labels.
 
         metric: (F, F) of the standardised features; for principal components their variances.
         """
@@ -339,7 +339,7 @@ class ProbeStudy:
         ).record()  # fmt: skip
 
     def reconstruction(self) -> dict[str, Any]:
-        """MSE, PSNR and SSIM of test images, with the noise inferred from them and drawn anew."""
+        """MSE, PSNR and SSIM of test images, with the noise inferred from them and newly drawn."""
         rows = self.labels.splits.test if len(self.labels.splits.test) else self.labels.splits.valid
         images = to_float(self.dataset.pixels(rows[: self.options.reconstruct]))
         able = self.model.with_decoder()

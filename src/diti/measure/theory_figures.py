@@ -16,8 +16,9 @@ from torch import Tensor
 
 from diti.core.images import grid, save_figure, save_picture, to_uint8
 from diti.core.rng import torch_generator
+from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import Schedule, gather, q_sample
-from diti.theory import Reconstruct, attribute_error, closed_form_curve, lost_at
+from diti.theory import Reconstruct, attribute_error, closed_form_curve, held_by, lost_at, shown_by
 
 INK, GREY, PAIR_COLOURS = "#2b2b33", "#9a9aa5", {"A": "#c8443c", "B": "#e8913a", "C": "#2f6fb3", "D": "#45a5a0"}
 POINTS = {"A": (2.0, 2.7), "B": (3.4, 2.3), "C": (1.8, -2.0), "D": (3.2, -2.5)}  # of a sample space of two dims
@@ -76,15 +77,25 @@ def _draw_clouds(axes: Any, abar: float) -> None:
 
 
 def save_reconstructions_by_time(
-    u_theta: Reconstruct, schedule: Schedule, images: Tensor, seed: int, path: Path
+    u_theta: Reconstruct,
+    schedule: Schedule,
+    images: Tensor,
+    seed: int,
+    path: Path,
+    backbone: Backbone | None = None,
 ) -> Path:
-    """Figure 1b: what the model reconstructs with one call from x_t, for growing t; a row per image (N,3,H,W)."""
+    """Figure 1b: what the model reconstructs with one call from x_t, for growing t; a row per image (N,3,H,W).
+
+    backbone: whose x0 they are turned into, where that is not pixels.
+    """
+    x0 = images if backbone is None else held_by(backbone, images)
     times = [int(share * schedule.timesteps) for share in RECONSTRUCTION_TIMES]
-    noise = torch.randn(images.shape, generator=torch_generator(seed, "reconstructions-by-time"))
+    noise = torch.randn(x0.shape, generator=torch_generator(seed, "reconstructions-by-time"))
     columns = [images]
     for t in times:
         steps = torch.full((len(images),), t)
-        columns.append(u_theta(q_sample(images, noise, gather(schedule.alpha_bar, steps, images)), steps))
+        u = u_theta(q_sample(x0, noise, gather(schedule.alpha_bar, steps, x0)), steps)
+        columns.append(u if backbone is None else shown_by(backbone, u))
     sheet = torch.stack(columns, dim=1).flatten(0, 1)  # row by row
     labels = ["image", *(f"t = {t}" for t in times)]
     return save_picture(grid(to_uint8(sheet), len(columns), column_labels=labels), path)

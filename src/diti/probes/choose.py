@@ -142,9 +142,9 @@ def held_out_loss(
         held = labels[rows, columns[places]]
         for i in range(len(grid)):
             fit = path.at(i)
-            told, bias = (fit.predict(x) - fit.bias)[rows, places], fit.bias[places]
+            linear, bias = (fit.predict(x) - fit.bias)[rows, places], fit.bias[places]
             for m, multiple in enumerate(multiples):
-                f = multiple * told + bias
+                f = multiple * linear + bias
                 loss = np.logaddexp(0, f) - held * f if binary else (f - held) ** 2
                 total[m, i, columns] += np.bincount(places, loss, len(columns))
     return total.min(0)

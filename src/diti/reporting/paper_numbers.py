@@ -60,7 +60,7 @@ def later_scores(trained_on: str) -> dict[str, Scores]:
 
 
 def ablation_scores(partition: str, detach: bool, subsets: int) -> Scores | None:
-    """The line of table 2 with that partition, as `diti train` names it; None where there is none."""
+    """The line of table 2 with that partition, as `diti train` names it; None if there is no such line."""
     if partition in ("adaptive", "matched", "auto"):  # not in the paper
         return None
     return TABLE_2.get((partition != "balanced", detach, subsets))

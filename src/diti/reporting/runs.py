@@ -65,7 +65,7 @@ class Run:
     images_per_s: float | None  # median over the lines of the log
     peak_memory_mb: float | None  # where the log has it
     weights: dict[str, int]  # part of the model (encoder, decoder, unet) → how many numbers
-    backbone_hash: str | None  # sha256 of the weights in unet/
+    backbone_hash: str | None  # sha256 of the weights in unet/ or transformer/
     measured_on: str  # name of the dataset of the records below
     measured: Path  # folder of the records below and their figures
     probe: Record | None = None
@@ -176,7 +176,8 @@ def read_run(path: Path, dataset: Dataset, other: Dataset | None = None) -> Run:
     config = read_config(path)
     log = RunFolder(path).read_log()
     speeds = [line["images_per_s"] for line in log if "images_per_s" in line]
-    unet, measured = _weight_files(path).get("unet"), measured_folder(path, dataset.name, dataset.hash)
+    files, measured = _weight_files(path), measured_folder(path, dataset.name, dataset.hash)
+    network = files.get("unet") or files.get("transformer")
     return Run(
         path=path,
         config=config,
@@ -187,7 +188,7 @@ def read_run(path: Path, dataset: Dataset, other: Dataset | None = None) -> Run:
         solved_in=next((line["seconds"] for line in reversed(log) if "penalties" in line), None),
         peak_memory_mb=max((line["peak_memory_mb"] for line in log if "peak_memory_mb" in line), default=None),
         weights={part: count_numbers(file) for part, file in _weight_files(path).items()},
-        backbone_hash=sha256_file(unet) if unet else None,
+        backbone_hash=sha256_file(network) if network else None,
         measured_on=dataset.name,
         measured=measured,
         **_read_measured(measured),

@@ -19,7 +19,7 @@ from diti.core.errors import InputError
 from diti.core.jobs import Child, Job, run_jobs, usual_jobs
 from diti.core.progress import progress_bar
 from diti.core.ranges import COUNT, NUMBER, check_number
-from diti.core.runs import sha256_folder, sha256_parts, versions, write_json
+from diti.core.runs import sha256_parts, versions, write_json
 from diti.data.prepared import Dataset
 from diti.diffusion.files import read_settings
 from diti.exploring.page import explore
@@ -31,7 +31,14 @@ from diti.reporting.runs import MEASURED, measured_folder
 
 NOTES = "measured.json"  # stage → what it was measured with
 ENCODING = ("encoder", "partition.json", "stats.safetensors")  # parts of a model folder that z comes from
-DECODING = ("decoder", "unet", "scheduler", "backbone.json")  # and those that make images, where a model has them
+NETWORKS = ("unet", "transformer", "backbone.json")  # what tells one backbone from another
+DECODING = (
+    "decoder",
+    *NETWORKS,
+    "vae",
+    "vqvae",
+    "scheduler",
+)  # and those that make images, where a model has them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +83,7 @@ class Stage:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was measured like this; baselines that nobody asked for do no harm."""
+        """Whether it was measured like this; extra baselines do no harm."""
         key, noted = self.key, self._notes().get(self.name)
         more = [{}, {"baselines": True}, {"baselines": True, "wide_baseline": True}]
         enough = [key | {"options": key["options"] | added} for added in more]
@@ -154,9 +161,9 @@ def plan_stages(runs: Sequence[Path], dataset: Dataset, data: str, effort: Effor
     stages: list[Stage] = []
     with_baselines: set[tuple[str, Any]] = set()
     shown: dict[str, set[str]] = {"analysis": set(), "explored": set()}  # stage → backbones
-    holders = [run for run in runs if (run / "unet").is_dir()] or runs[:1]
+    holders = [run for run in runs if any((run / name).exists() for name in NETWORKS)] or runs[:1]
     for run in runs:
-        backbone = sha256_folder(run / "unet")
+        backbone = str(sha256_parts(run, NETWORKS))
         floor = (backbone, read_settings(run / "encoder" / "config.json").get("dims"))
         baselines = effort.baselines and run in holders and floor not in with_baselines
         known = backbone in {held for held, _ in with_baselines}

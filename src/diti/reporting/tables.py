@@ -60,7 +60,7 @@ def score_cell(score: Score | None, measure: Measure, tone: Tone = "") -> Cell:
 
 
 def score_columns(groups: Sequence[Group], measures: Sequence[Measure]) -> tuple[list[list[Cell]], list[str]]:
-    """A row of cells per group, the best one of each budget bold; and notes on what is bold."""
+    """A row of cells per group, the best of each budget in bold; and notes on what is bold."""
     columns, undecided = [], []
     budgets = {group.budget for group in groups}
     for measure in measures:

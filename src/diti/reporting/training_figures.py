@@ -90,7 +90,7 @@ def draw_training_losses(panels: Sequence[LossPanel]) -> Figure | None:
 
 
 def smoothed(x: Sequence[float], y: Sequence[float], width: int = SMOOTHED) -> tuple[list[float], list[float]]:
-    """Means over `width` neighbours that follow each other, each group once; few points stay as they are."""
+    """Means over groups of `width` consecutive points; if there are few points, the points themselves."""
     if len(x) < 4 * width:
         return list(x), list(y)
     groups = [slice(start, start + width) for start in range(0, len(x) - width + 1, width)]

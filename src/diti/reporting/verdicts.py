@@ -72,12 +72,12 @@ def verdict(first: Scored, second: Scored, measure: Measure, named: bool = False
 
 def no_verdict(first: Scored, second: Scored, measure: Measure) -> str:
     """Both scores with what was spent on each."""
-    told = [f"{group.label} ({group.budget}) {measure.text(score.value)}" for group, score in (first, second)]
-    return f"{' against '.join(told)} {measure.unit}: the budgets differ, so this is no verdict."
+    sides = [f"{group.label} ({group.budget}) {measure.text(score.value)}" for group, score in (first, second)]
+    return f"{' against '.join(sides)} {measure.unit}: the budgets differ, so this is no verdict."
 
 
 def baseline_verdict(measure: Measure, groups: Sequence[Group], baselines: Sequence[Record]) -> str:
-    """Which methods do not exceed what is known without a trained encoder; empty where all do."""
+    """Which methods do not exceed what is known without a trained encoder; empty if all of them do."""
     name, baseline = _highest(measure, baselines)
     if baseline is None:
         return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.card import Findings
 from diti.core.images import MODEL_RANGE, grid, save_figure, save_picture, to_float, to_uint8
 from diti.core.loop import TIME_BINS, loss_by_time
 from diti.data.prepared import Dataset
-from diti.diffusion.validation import BATCH, IMAGES, fixed_batches, fixed_rows
-from diti.representation.finish import Findings
-from diti.representation.models.decoding import DecodingModel
+from diti.diffusion.validation import IMAGES, fixed_batches, fixed_rows
+from diti.representation.models.decoding import DecodingModel, in_parts
 from diti.representation.models.diffusion import DiTi
+from diti.representation.models.model import images_at_once
 from diti.representation.networks.shift import ShiftDecoder, losses_with
 from diti.representation.partition import Partition
 
+LARGE = 64  # px: of larger images not as many at once as are validated on together
 SHOWN = 8  # faces in the picture of reconstructions
 RECONSTRUCTIONS = "validation images, redrawn from z and inferred noise, and from z and new noise"
 
@@ -67,10 +70,15 @@ def loss_curves(
     """Losses with z, with z shuffled, and of the frozen model, on the same images, time-steps and noise."""
     found: list[tuple[Tensor, ...]] = []
     device = next(decoder.parameters()).device
-    for pixels, t, noise in fixed_batches(dataset, partition.timesteps, device, images):
-        z = encoder(pixels)
-        codes = [partition.mask(code, t) for code in (z, z.roll(1, 0))]
-        found.append((*losses_with(decoder, pixels, t, noise, codes), t / partition.timesteps))
+    backbone = decoder.backbone
+    for batch in fixed_batches(dataset, partition.timesteps, device, images, "valid", backbone.shape):
+        pixels = batch[0]
+        together = len(pixels) if backbone.size <= LARGE else images_at_once(backbone.size, device)
+        z = torch.cat([encoder(part) for part in pixels.split(together)])
+        for part, t, noise, *own in in_parts(together, *batch, z, z.roll(1, 0)):
+            codes = [partition.mask(code, t) for code in own]
+            losses = losses_with(decoder, backbone.encode(part), t, noise, codes)
+            found.append((*losses, t / partition.timesteps))
     frozen, with_z, shuffled, share = (torch.cat(column).cpu().double() for column in zip(*found, strict=True))
     return LossCurves(frozen, with_z, shuffled, share)
 
@@ -108,14 +116,19 @@ def save_reconstructions(
     z = None if features is None else model.encode(features[rows])
     inferred = model.reconstruct(images, "inferred", value_range=MODEL_RANGE, z=z)
     random = model.reconstruct(images, "random", value_range=MODEL_RANGE, z=z)
-    inferred, random = inferred.cpu(), random.cpu()
-    sheet = torch.cat([images, inferred, random])
-    labels = ["image", "z, inferred x_T", "z, random x_T"]
-    save_picture(grid(to_uint8(sheet), len(rows), row_labels=labels), path)
-    return {
+    inferred, random, best = inferred.cpu(), random.cpu(), model.at_best(images).cpu()
+    found = {
         "reconstruction_mse": (inferred - images).square().mean().item(),
         "reconstruction_mse_random_noise": (random - images).square().mean().item(),
     }
+    rows_shown = {"image": images, "z, inferred x_T": inferred, "z, random x_T": random}
+    if not torch.equal(best, images):
+        rows_shown = {"image": images, "held at best": best, **rows_shown}
+        found["held_mse"] = (best - images).square().mean().item()
+        found["round_trip_mse"] = (inferred - best).square().mean().item()
+    sheet = grid(to_uint8(torch.cat([*rows_shown.values()])), len(rows), row_labels=[*rows_shown])
+    save_picture(sheet, path)
+    return found
 
 
 def assess_diti(model: DiTi, dataset: Dataset, folder: Path, features: np.ndarray | None = None) -> Findings:
@@ -125,17 +138,22 @@ def assess_diti(model: DiTi, dataset: Dataset, folder: Path, features: np.ndarra
     """
     encoder: Callable[[Tensor], Tensor] = model.encoder
     if features is not None:
-        codes = iter(model.encode(features[fixed_rows(dataset)]).split(BATCH))
-        encoder = lambda pixels: next(codes)  # noqa: E731 - in the order in which the images come
+        codes = iter(model.encode(features[fixed_rows(dataset)]))
+        encoder = lambda pixels: torch.stack(list(islice(codes, len(pixels))))  # noqa: E731 - they come in order
     curves = loss_curves(encoder, model.decoder, model.partition, dataset)
     save_loss_figure(curves, folder / "losses.png")
     errors = save_reconstructions(model, dataset, folder / "reconstructions.png", features)
-    sentences = (
+    sentences: tuple[str, ...] = (
         f"z removes {curves.removed():.1%} of the frozen model's loss, z of another image "
         f"{curves.removed_shuffled():.1%}",
         f"reconstruction error (mean squared, pixels in [-1, 1]): {errors['reconstruction_mse']:.2g} with "
         f"inferred noise, {errors['reconstruction_mse_random_noise']:.2g} with random noise",
     )
+    if "held_mse" in errors:
+        sentences += (
+            f"the way to x0 and back alone makes an error of {errors['held_mse']:.2g}; inverting and drawing "
+            f"again moves what comes back from there by {errors['round_trip_mse']:.2g}",
+        )
     pictures = {
         "losses.png": "loss by time-step with z, with the z of another image, and of the frozen model alone",
         "reconstructions.png": RECONSTRUCTIONS,

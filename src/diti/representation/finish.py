@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diti.core.card import picture_lines
+from diti.core.card import Findings, picture_lines
 from diti.core.images import to_float
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, write_json, write_text
@@ -23,15 +22,6 @@ from diti.representation.models.decoding import DecodingModel
 from diti.representation.models.model import BATCH, Model, code_statistics
 from diti.representation.networks.encoder import Encoder
 from diti.representation.registry import title_of
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What is known about a model after its training."""
-
-    facts: dict[str, Any] = field(default_factory=dict)  # for checks.json
-    sentences: tuple[str, ...] = ()  # the same for people
-    pictures: dict[str, str] = field(default_factory=dict)  # file in the model folder → what it shows
 
 
 def finish(

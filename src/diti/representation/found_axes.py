@@ -16,7 +16,7 @@ from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
 from diti.data.prepared import Dataset
 from diti.representation.features import METRIC_IMAGES, encoder_hash, kept_features, metric_of
-from diti.representation.models.axes import SMALL, Axes, find_axes, read_axes, write_axes
+from diti.representation.models.axes import SMALL, Axes, read_axes, visible_axes, write_axes
 from diti.representation.models.axis_names import Key, axis_number, find_axis, is_named
 from diti.representation.models.model import BATCH, Model, inference
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def axes_of(model: Model, dataset: Dataset | None = None) -> Axes:
-    """The model's axes; where it knows none, those found earlier, else those of these images, as a line says."""
+    """The model's axes; if it has none, those found earlier, else those of these images, which a line says."""
     if model.axes is None:
         path = cache_folder() / "axes" / f"{encoder_hash(model.encoder)[:24]}.safetensors"
         model.axes = _read_kept(path, model)
@@ -66,7 +66,7 @@ def axes_over(model: Model, dataset: Dataset) -> Axes:
             advance(len(part))
     codes = torch.cat(z)
     mean, std = model.statistics(codes)
-    return find_axes(metric_of(model, dataset), (codes - mean) / std, torch.cat(small), model.partition, std)
+    return visible_axes(metric_of(model, dataset), (codes - mean) / std, torch.cat(small), model.partition, std)
 
 
 def _codes(model: Model, dataset: Dataset, rows: np.ndarray) -> Tensor:

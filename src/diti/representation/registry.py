@@ -130,7 +130,7 @@ def title_of(name: str) -> str:
 
 
 def loss_of(name: str) -> str:
-    """What a method's training loss is; for a method that does not say, that it is its own."""
+    """What a method's training loss is; a method that does not say has a loss of its own."""
     found = look_up(name)
     return (found and found.loss) or f"training loss of {title_of(name)}"
 

@@ -39,7 +39,7 @@ def idle_settings(method: str) -> list[str]:
 def effective(config: TrainConfig) -> TrainConfig:
     """The settings with all that change nothing of the result at their defaults: equal ones compute the same."""
     plain = TrainConfig()
-    told: dict[str, Any] = {name: getattr(plain.training, name) for name in WITHOUT_EFFECT}
+    usual: dict[str, Any] = {name: getattr(plain.training, name) for name in WITHOUT_EFFECT}
     idle: dict[str, Any] = {name: getattr(plain, name) for name in idle_settings(config.method)}
-    training = dataclasses.replace(config.training, **told)
+    training = dataclasses.replace(config.training, **usual)
     return dataclasses.replace(fitted(config, config.method), training=training, **idle)

@@ -9,8 +9,10 @@ from typing import Any
 
 from diti.config import DEFAULT_PRESET, TrainConfig
 from diti.core import loop
+from diti.core.card import Findings
 from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
+from diti.core.meeting import meet
 from diti.core.outputs import require_writable
 from diti.core.processes import require_alone
 from diti.core.runs import RunFolder, as_path
@@ -18,10 +20,11 @@ from diti.core.settings import from_options
 from diti.data.prepared import Dataset, training_batches
 from diti.data.sources import place_of
 from diti.diffusion.backbone import Backbone, load_backbone
-from diti.diffusion.start_run import FREE, open_together, start_run
+from diti.diffusion.start_run import FREE, open_together, settled, start_run
+from diti.diffusion.unet import require_unet
 from diti.presets import preset as named_preset
 from diti.presets import train_preset
-from diti.representation.finish import Findings, finish, training_statistics
+from diti.representation.finish import finish, training_statistics
 from diti.representation.methods.base import see_before
 from diti.representation.methods.method import Method
 from diti.representation.models.loading import as_backbone, backbone_name, device_of, load
@@ -44,16 +47,18 @@ def train_model(
     """
     config, run = resolve(config), RunFolder(out)
     method = find_method(config.method)
-    # What the folder holds already is told further on; this is about its place, and about what is read.
+    # What the folder already holds is checked later; this is about its place, and about what is read.
     require_writable({"--out": [out / "config.yaml"]}, [config.data, config.backbone], overwrite=True)
-    config = replace(config, training=loop.with_precision(config.training, device))
+    config = replace(config, training=settled(config, out, device))
     accelerator = loop.make_accelerator(config.training, device)
     backbone = backbone or frozen_backbone(method, config)
+    if backbone:
+        require_unet(backbone)
     loop.check_batch(config.training, accelerator.num_processes)
     size = backbone.size if backbone else named_preset(config.preset).backbone.size
     method.validate(config, backbone or size)
     with run.held(accelerator.is_main_process):
-        dataset = open_together(config.data if data is None else data, size, accelerator)
+        dataset = open_together(config.data if data is None else data, size)
         if backbone:
             backbone.require_size(dataset.size)
         inputs = {"verb": "train"} | ({"backbone_hash": backbone.digest()} if backbone else {})
@@ -81,6 +86,7 @@ def train_model(
                 model = method.model(objective, config, *training_statistics(objective.encoder, dataset))
                 made = [origin(config, run.images_seen())]
                 findings = finish(model, method.assess, dataset, run, config.backbone, made)
+    meet()  # the first one writes
     accelerator.end_training()
     return findings
 

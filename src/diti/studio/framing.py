@@ -23,8 +23,8 @@ LOOKED_AT = 192  # px of the longer side that the detector looks at
 SMALLEST = 24  # px, a face for the detector
 SHARED = 0.5  # of the model's pictures in which a face is found, if faces are what it knows
 NO_FACE = (
-    "No face was found in this picture, and this model knows faces alone. Please choose a photograph in which one "
-    "looks towards the camera and is not small."
+    "No face was found in this picture, and this model only knows faces. Please choose a photograph of a face "
+    "that looks towards the camera and is not too small."
 )
 
 

@@ -49,7 +49,7 @@ def hosts_of(name: str, port: int) -> frozenset[str]:
 
 
 class Guard:
-    """ASGI middleware. hosts: what a Host header may say; None for anything."""
+    """ASGI middleware. hosts: what a Host header may say; None: anything."""
 
     def __init__(self, app: Any, hosts: frozenset[str] | None = None) -> None:
         self.app, self.hosts = app, hosts
@@ -79,8 +79,8 @@ class Guard:
         try:
             await self.app(scope, receive, _with_headers(give))
         except Exception as error:
-            told = f"{type(error).__name__} at {scope['method']} {scope['path'][:80]!a}"
-            print(f"diti: a request was not understood ({told})", file=sys.stderr)
+            fault = f"{type(error).__name__} at {scope['method']} {scope['path'][:80]!a}"
+            print(f"diti: a request was not understood ({fault})", file=sys.stderr)
             if not begun:
                 await _refuse(send, 500, NOT_UNDERSTOOD)
             elif unfinished:

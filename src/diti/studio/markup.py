@@ -45,7 +45,7 @@ film, choices = PIECES.film, PIECES.choices
 
 
 def enlarged(pixels: np.ndarray, least: int = 320) -> np.ndarray:
-    """uint8 (H, W, 3) with every pixel as a square, at least so many px wide."""
+    """uint8 (H, W, 3) with every pixel as a square, at least that many px wide."""
     scale = max(1, math.ceil(least / pixels.shape[1]))
     return pixels.repeat(scale, 0).repeat(scale, 1)
 
@@ -131,9 +131,9 @@ def loss_chart(curves: LossCurves) -> str:
 
     other = curves.removed_shuffled()
     worse = f"removes {other:.0%}" if other > 0 else "makes it worse"
-    told = (
+    words = (
         f"The code removes {curves.removed():.0%} of what the frozen model gets wrong; the code of another "
         f"picture {worse}."
     )
     drawn = [(kind, words, points(heights)) for kind, words, heights in lines]
-    return PIECES.chart(drawn, told, WIDE, HIGH, EDGE)
+    return PIECES.chart(drawn, words, WIDE, HIGH, EDGE)

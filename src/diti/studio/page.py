@@ -70,7 +70,7 @@ class Page(gr.Blocks):
         try:
             return await super().process_api(*given, **more)
         except Exception as error:
-            if isinstance(error, gr.Error) and not error.print_exception:  # told already
+            if isinstance(error, gr.Error) and not error.print_exception:  # shown already
                 raise
             tell_fault(error)
             raise gr.Error(SORRY, print_exception=False) from None
@@ -98,6 +98,6 @@ def build_page(world: World) -> Any:
 
 
 def ask_to_stop(visitor: Visitor) -> Iterator[None]:
-    """All that the visitor has asked for ends at its next step."""
+    """Everything the visitor has started ends at its next step."""
     visitor.stops += 1
     yield

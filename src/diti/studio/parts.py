@@ -20,6 +20,7 @@ from diti.core.images import to_uint8
 from diti.core.progress import followed
 from diti.edit.interpolate import moved_dims
 from diti.edit.invert import Inverted
+from diti.edit.places import Touch, touched
 from diti.representation.models.axis_names import Key
 from diti.studio import markup, uploads
 from diti.studio.session import Stopped, Visitor
@@ -53,7 +54,7 @@ class Desk:
     ) -> Any:
         """Do the work when something happens. Heavy work is done one at a time, visitors taking turns.
 
-        Of one control at most one request waits besides the one at work, so that nobody can fill the queue.
+        Each control has at most one request waiting besides the one at work, so that nobody can fill the queue.
         """
         return trigger(
             with_complaints(work, outputs, self.turns if heavy else None),
@@ -125,7 +126,7 @@ def in_turns(steps: Iterator[Any], visitor: Visitor, turns: Turns) -> Iterator[A
 
 
 def _only_lines(text: str, outputs: Sequence[Any]) -> Any:
-    """A text for the outputs that show how it went; the others stay as they are."""
+    """A text for the outputs that report on the work; the others stay as they are."""
     shown = [markup.note(text) if "status" in (output.elem_classes or ()) else gr.skip() for output in outputs]
     return shown[0] if len(shown) == 1 else shown
 
@@ -214,7 +215,7 @@ def axis_buttons(world: World, visitor: Visitor, offered: Sequence[Key], chosen:
 
 
 def then_redraw(desk: Desk, chosen: Picker, work: Work, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Draw the tab anew whenever a picture was chosen."""
+    """Draw the tab again whenever a picture is chosen."""
     for trigger, choose in chosen.choices:
         event = desk.on(trigger, choose, [], [chosen.shown], heavy=False)
         desk.on(event.success, work, inputs, outputs)
@@ -229,10 +230,10 @@ def span_of(world: World, words: Any) -> str:
     return str(words)[:40]
 
 
-def strip(world: World, label: str, about: str, *, single: bool = False, value: str = "") -> Any:
+def strip(world: World, label: str, about: str, *, single: bool = False) -> Any:
     """The subsets from fine to coarse, of which a range, or one, can be picked; its value is I:J."""
     return html(
-        value or f"0:{1 if single else world.partition.subsets}",
+        f"0:{1 if single else world.partition.subsets}",
         html_template=markup.strip(world.partition, label, about, single),
         js_on_load=STRIP,
         elem_classes="strip-box",
@@ -264,11 +265,16 @@ def result() -> Result:
 
 
 def drawn(
-    world: World, visitor: Visitor, slots: Sequence[str], edit: Callable[[Inverted], tuple[Tensor, Tensor]]
+    world: World,
+    visitor: Visitor,
+    slots: Sequence[str],
+    edit: Callable[[Inverted], tuple[Tensor, Tensor]],
+    touch: Touch | None = None,
 ) -> Iterator[tuple[Any, str]]:
     """The picture of the first slot before and after: a preview in few steps first, then the full result.
 
-    edit: from the inverted images of the slots to the code (1, D) and the noise of the wanted one.
+    edit: from the inverted images of the slots to the code (1, D) and the noise of the wanted one. touch: what the
+    edit may do to the picture; None: all.
     """
     began = time.perf_counter()
     with world.lock:
@@ -278,9 +284,11 @@ def drawn(
     for steps in world.steps:
         with world.lock:
             image = visitor.decoded(start, codes, noise, steps)
+            if touch is not None:
+                image = touched(image, visitor.unedited(start, slots[0], steps), touch)
         after, last = markup.enlarged(to_uint8(image)[0]), steps == world.steps[-1]
-        told = f"{'Done' if last else 'Preview'}: {steps} steps, {time.perf_counter() - began:.1f} s"
-        line = told if last else f"{told}; the full picture follows …"
+        said = f"{'Done' if last else 'Preview'}: {steps} steps, {time.perf_counter() - began:.1f} s"
+        line = said if last else f"{said}; the full picture follows …"
         yield (before, after), markup.note(line, busy=not last)
 
 

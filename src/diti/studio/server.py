@@ -20,7 +20,7 @@ from typing import Any
 
 from diti.core.errors import InputError
 
-WAITING = 64  # requests in the queue; later ones are told to try again
+WAITING = 64  # requests in the queue; later ones are asked to try again
 SESSIONS = 200  # visitors whose state is kept
 
 

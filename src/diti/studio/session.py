@@ -42,6 +42,7 @@ class Visitor:
     alike: set[Key] = field(default_factory=set)  # axes on which pictures are searched; none: in the chosen part
     stops: int = 0  # how often the visitor asked to stop
     kept: OrderedDict[str, Inverted] = field(default_factory=OrderedDict)
+    rebuilt: OrderedDict[tuple[str, int], Tensor] = field(default_factory=OrderedDict)  # by image and steps
 
     def image(self, slot: str) -> np.ndarray:
         """uint8 (H, W, 3); a friendly line where none was chosen."""
@@ -54,7 +55,7 @@ class Visitor:
         if side not in self.examples:
             raise InputError("Please choose whether this picture is like it or unlike it.")
         if len(self.examples[side]) >= MOST_EXAMPLES:
-            raise InputError(f"{MOST_EXAMPLES} examples of a side are enough; clear them to start again.")
+            raise InputError(f"{MOST_EXAMPLES} examples on each side are enough; clear them to start again.")
         self.examples[side].append(pixels)
 
     def forget_examples(self) -> None:
@@ -77,7 +78,17 @@ class Visitor:
             self.kept.popitem(last=False)
         return self.kept[key]
 
+    def unedited(self, start: Inverted, slot: str, steps: int) -> Tensor:
+        """(1, 3, H, W) the image of a slot, the first of those inverted, as it is drawn without an edit."""
+        key = hashlib.sha256(self.image(slot).tobytes()).hexdigest(), steps
+        if key not in self.rebuilt:
+            self.rebuilt[key] = self.decoded(start, start.z[:1], start.x_T[:1], steps)
+        self.rebuilt.move_to_end(key)
+        while len(self.rebuilt) > KEPT:
+            self.rebuilt.popitem(last=False)
+        return self.rebuilt[key]
+
     def decoded(self, start: Inverted, codes: Tensor, noise: Tensor, steps: int) -> Tensor:
-        """Images (N, 3, H, W) in [-1, 1] of codes (N, D) and noise, in so many steps."""
+        """Images (N, 3, H, W) in [-1, 1] of codes (N, D) and noise, in that many steps."""
         with progress_bar("drawing", steps, unit="steps", shown=False) as advance:
             return replace(start, sampling_steps=steps).shown(codes, noise, lambda *step: advance())

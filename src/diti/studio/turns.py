@@ -1,4 +1,4 @@
-"""Whose request is served next: one at a time, and nobody waits for all that another has asked."""
+"""Whose request is served next: one at a time, and nobody waits for everything that another has asked for."""
 
 from __future__ import annotations
 

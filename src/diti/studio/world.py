@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -22,16 +21,12 @@ from diti.core.rng import numpy_generator
 from diti.data.prepared import Dataset
 from diti.data.sources import BUILT_IN, built_in, open_data
 from diti.diffusion.files import ASSETS, locate, may_keep
-from diti.edit.directions import (
-    Direction,
-    code_space_hash,
-    direction_path,
-    find_or_learn_direction,
-    load_direction,
-    standardise,
-)
+from diti.edit.compose import check_fits
+from diti.edit.direction_files import find_or_learn_direction, kept_direction, kept_names
+from diti.edit.directions import Direction, standardise
 from diti.edit.interpolate import cut_of
 from diti.edit.select import fit_linear
+from diti.edit.trials import Trials
 from diti.exploring.axes import extremes, removed_by
 from diti.probes.matrix import SubsetMatrix, SubsetProbe
 from diti.probes.task import Splits
@@ -148,29 +143,48 @@ class World:
     @cached_property
     def attributes(self) -> list[str]:
         """Names that have a direction: kept in the model folder, or to be learned from the data's labels."""
-        kept = sorted(unquote(path.stem) for path in (self.folder / "attributes").glob("*.safetensors"))
+        kept = kept_names(self.folder)
         labelled = [] if self.dataset is None else list(self.dataset.attributes)
         return list(dict.fromkeys([*kept, *labelled]))
 
+    @cached_property
+    def trials(self) -> Trials:
+        """What directions are learned and tried with."""
+        return Trials(self.model, self.data(), lambda: self.codes)
+
     def direction(self, attribute: str, dims: int) -> Direction:
-        """The direction of one of the attributes, learned once for each number of dims."""
-        if attribute not in self.attributes:
-            raise InputError("There is no such attribute.")
+        """The direction of one of the attributes with its safe range, found once for each number of dims."""
         key = attribute, dims
         with self.lock:
             if key not in self.directions:
                 self.directions[key] = self._direction(attribute, dims)
             return self.directions[key]
 
-    def _direction(self, attribute: str, dims: int) -> Direction:
-        if self.dataset is not None and attribute in self.dataset.attributes:
-            return find_or_learn_direction(
-                self.model, self.folder, self.dataset, attribute, dims, codes=lambda: self.codes
-            )[0]
-        direction = load_direction(direction_path(self.folder, attribute))
-        if direction.encoder != code_space_hash(self.model):
-            raise InputError(f"The direction of {attribute} was learned for another model; learn it again.")
-        return direction
+    def learned(self, attribute: str) -> Direction:
+        """The same as it was learned, which is enough to hold it."""
+        with self.lock:
+            found = self.directions.get((attribute, self.model.dims))
+            return found or self._direction(attribute, self.model.dims, tried=False)
+
+    def _direction(self, attribute: str, dims: int, tried: bool = True) -> Direction:
+        if attribute not in self.attributes:
+            raise InputError("There is no such attribute.")
+        whole = dims == self.model.dims
+        labelled = self.dataset is not None and attribute in self.dataset.attributes
+        if self.dataset is None or not labelled or (whole and self._is_shipped(attribute)):
+            direction = kept_direction(self.folder, attribute)
+            check_fits(self.model, direction)
+            return direction
+        few = None if whole else dims
+        if tried:
+            return self.trials.direction(self.folder, attribute, few, ranged=True)[0]
+        return find_or_learn_direction(
+            self.model, self.folder, self.dataset, attribute, few, codes=lambda: self.codes
+        )[0]
+
+    def _is_shipped(self, attribute: str) -> bool:
+        """Whether the model in the box knows a direction, from more images than are in the box."""
+        return not may_keep(self.folder) and attribute in kept_names(self.folder)
 
     @cached_property
     def matrix(self) -> SubsetMatrix:
@@ -178,7 +192,7 @@ class World:
         dataset = self.data()
         names, train, held = dataset.attributes, dataset.rows("train"), self.held_apart()
         if not names or not len(train) or not len(held):
-            raise InputError("The data has no labels, so nobody can say which part tells what. The rest works.")
+            raise InputError("The data has no labels, so it cannot be said which part tells what. The rest works.")
         binary, splits = [dataset.is_binary(name) for name in names], Splits(train, held[:0], held)
         with self.lock:
             probe = SubsetProbe.of(self.codes, dataset.labels(names), names, binary, splits, self.partition.ends)
@@ -281,7 +295,7 @@ class World:
 
 
 def open_world(source: str, data: str | None) -> World:
-    """Load the model and find its images; everything that can be wrong is told here."""
+    """Load the model and find its images; everything that can be wrong is said here."""
     folder, model = locate(source), load_with_decoder(source)
     if len(model.encoder.taken) == 1:
         raise InputError(f"{source} was solved over features of another network, and cannot encode pictures")
@@ -294,7 +308,7 @@ def open_world(source: str, data: str | None) -> World:
 
 
 def _own_data(folder: Path, size: int) -> Dataset | None:
-    """The data that the model was made from if it is still there; of toy faces a few, drawn anew."""
+    """The data that the model was made from if it is still there; of toy faces a few, newly drawn."""
     named = _shipped_data(folder) or _named_data(folder / "config.yaml")
     if built_in(named) == "toyfaces":
         return open_data(TOY_FACES, size)

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from diti.config import SolveConfig, TrainConfig
 from diti.core.device import HOST
-from diti.core.errors import InputError, nearest
-from diti.core.settings import differences, from_options, sections
+from diti.core.errors import InputError
+from diti.core.settings import differences, from_options, sections, unknown_setting
 
 if TYPE_CHECKING:
     from diti.diffusion.backbone import Backbone
@@ -165,8 +165,7 @@ def _known(key: Any, allowed: Mapping[str, str] | list[str], where: str) -> str:
     if key in AT_THE_TOP:
         raise InputError(f"{where}: {key} is not allowed here; {AT_THE_TOP[key]}")
     if key not in allowed:
-        valid = [name for name in allowed if name not in AT_THE_TOP]
-        raise InputError(f"{where}: unknown setting {key!r}; valid: {', '.join(valid)}.{nearest(str(key), valid)}")
+        raise unknown_setting(where, key, [name for name in allowed if name not in AT_THE_TOP])
     return str(key)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +13,7 @@ from rich.text import Text
 from diti.core.errors import InputError
 from diti.core.locks import locked
 from diti.core.runs import read_json
-from diti.core.settings import from_mapping, load_yaml
+from diti.core.settings import load_yaml
 from diti.sweep.file import LOGS, SweepFile
 from diti.sweep.solutions import Solutions, plan_solutions
 from diti.sweep.trainings import Plan, plan_trainings
@@ -26,15 +26,11 @@ TOLD = ("loss_removed", "reconstruction_mse", "smallest_std")  # facts shown at 
 
 def read_plan(path: Path) -> Plan | Solutions:
     """The plan of a sweep file."""
-    return _plan(load_yaml(SweepFile(), path), str(path))
+    return make_plan(load_yaml(SweepFile(), path), str(path))
 
 
-def plan_from(mapping: Mapping[str, Any], where: str) -> Plan | Solutions:
-    """The plan of a mapping as a sweep file holds it; `where` names it in messages."""
-    return _plan(from_mapping(SweepFile(), dict(mapping), where), where)
-
-
-def _plan(file: SweepFile, where: str) -> Plan | Solutions:
+def make_plan(file: SweepFile, where: str) -> Plan | Solutions:
+    """The plan of what a sweep file says; `where` names it in messages."""
     return plan_solutions(file, where) if file.verb == "solve" else plan_trainings(file, where)
 
 
@@ -64,8 +60,8 @@ def run_sweep(
                 table.add_row(name, "failed", Text(faults[name]))
             else:
                 facts = read_json(out / name / "checks.json")
-                told = ", ".join(f"{key.replace('_', ' ')} {facts[key]:.3g}" for key in TOLD if key in facts)
-                table.add_row(name, "done" if name in fresh else "done before", told)
+                measured = ", ".join(f"{key.replace('_', ' ')} {facts[key]:.3g}" for key in TOLD if key in facts)
+                table.add_row(name, "done" if name in fresh else "done before", measured)
     Console().print(table)
     if faults:
         raise InputError(

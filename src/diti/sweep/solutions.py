@@ -45,7 +45,7 @@ class Solutions(Runs[SolveConfig]):
         return self.with_backbones(solvable)
 
     def make(self, out: Path, jobs: int | None, backbones: dict[str, Backbone]) -> tuple[set[str], dict[str, str]]:
-        """Solve what is not solved yet: the names of what is new, and no faults."""
+        """Solve what is not solved yet; returns the names of the new solutions, and no faults."""
         from diti.representation.solve.run import solve_models
 
         fresh: set[str] = set()

@@ -65,7 +65,7 @@ class Plan(Runs[TrainConfig]):
         return backbones
 
     def make(self, out: Path, jobs: int | None, backbones: dict[str, Backbone]) -> tuple[set[str], dict[str, str]]:
-        """Train what is not done yet: the names of these runs, and why some of them failed."""
+        """Train what is not done yet; returns the names of these runs, and why some of them failed."""
         if not (todo := self._todo(out)):
             return set(), {}
         prepare_data(Plan(todo), backbones)
@@ -142,7 +142,10 @@ def _is_done(folder: Path, config: TrainConfig) -> bool:
         if folder.exists() and not (folder.is_dir() and all(p.name.startswith(".") for p in folder.iterdir())):
             raise InputError(f"{folder} is not a run; remove it, or choose another --out")
         return False
+    from diti.diffusion.start_run import settled
+
     before = resolve(load_yaml(TrainConfig(), saved))
+    config = dataclasses.replace(config, training=settled(config, folder))
     if changed := differences(effective(before), effective(resolve(config))):
         raise InputError(
             f"{folder} holds a run with other settings ({', '.join(changed)}); "

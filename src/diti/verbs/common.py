@@ -15,14 +15,15 @@ import tyro
 
 from diti.config import PretrainConfig, SolveConfig, TrainConfig
 from diti.core.errors import InputError
+from diti.core.ranges import unless_none
 from diti.core.settings import to_yaml
 
 WHERE = "where to compute: cpu, cuda, cuda:1, mps; auto: DITI_DEVICE, else a GPU where torch finds one"
-Name = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
-Number = Annotated[int | None, tyro.conf.arg(metavar="INT")]
-Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
-CommaList = Annotated[str, tyro.conf.arg(metavar="A,B,...")]
+Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint=unless_none)]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=unless_none)]
+Number = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=unless_none)]
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint=unless_none)]
+CommaList = Annotated[str, tyro.conf.arg(metavar="A,B,...", help_behavior_hint=unless_none)]
 Model = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
 Given = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]
 Overwrite = Annotated[bool, tyro.conf.arg(help="also replace files that diti did not write")]
@@ -76,6 +77,11 @@ def whole_numbers(option: str, text: str) -> list[int]:
     if odd := [number for number in found if not number.is_integer()]:
         raise InputError(f"{option} {odd[0]:g} is not a whole number; write them as 10,100,1000")
     return [int(number) for number in found]
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a comma list."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def numbers(option: str, text: str) -> list[float]:

@@ -21,6 +21,7 @@ from diti.verbs.common import (
     Picture,
     next_command,
     numbers,
+    words,
 )
 
 HowMany = Annotated[int, tyro.conf.arg(aliases=["-n"])]
@@ -93,23 +94,32 @@ class Manipulate:
 
     model: Model  # model folder, shipped name or hub id
     image: Picture
-    attribute: Name = None  # name of an attribute of the data, or of a direction that the model folder keeps
+    attribute: CommaList = ""  # attributes of the data, or directions that the model folder keeps
     data: Name = None  # labelled images to learn the direction from; learned once and kept with the model
+    keep: CommaList = ""
+    """What stays: attributes of the data, kept directions, axes, or example images of it; any number of them."""
     axis: CommaList = ""  # axes of the code, as a07 or by the name of diti name, or dims, as z037; each in a row
     like: CommaList = ""  # example images that have what you want; one is enough
     unlike: CommaList = ""  # example images that lack it; without them the average image
-    pairs: CommaList = ""  # images of the same thing with and without it, by turns: with.png,without.png,...
+    pairs: CommaList = ""  # images of the same thing with and without it, in turn: with.png,without.png,...
     subset: CommaList = "all"  # of examples: the subsets that may move: fine, coarse, early, middle, late, I:J
     save_as: Name = None  # of examples: keep the direction under this name, for --attribute
-    dims: Number = None
-    """d': dims of the code that a direction may move; by default 32 or a quarter of the code; for examples all."""
     scale: Annotated[str | None, tyro.conf.arg(metavar="A,B,...")] = None
-    """Strengths s, by default 0.15,0.3, each drawn with both signs; the code moves by s √d deviations. Along an
-    axis: its standard deviations, by default -3,-2,-1,1,2,3, drawn as they are."""
-    selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
-    along: Literal["pattern", "conditional", "weight"] = "pattern"
-    """What the code follows: how it varies with the attribute; the same with all other attributes of the data held
-    (conditional); or, as in the paper, the classifier's weights."""
+    """Strengths: 1 is the step from the usual image without it to the usual one with it, or one standard deviation
+    of what is continuous and of an axis. Each is drawn with both signs; by default up to 2, where pictures stay
+    like those of the data, in steps that look even. Of several attributes each has one, by default 1. Along an
+    axis they are drawn as they are, by default -3,-2,-1,1,2,3."""
+    paper_scale: Annotated[str | None, tyro.conf.arg(metavar="A,B,...")] = None
+    """Instead of --scale, as in the paper: the code moves by s √d of its deviations; the authors take 0.3."""
+    dims: Number = None
+    """d': a sparse direction, that moves so many dims of the code; by default all, or with --selection 32 or a
+    quarter of a short code."""
+    selection: Literal["all", "l1", "weight", "probmask"] | None = None  # how the dims are chosen
+    along: Literal["conditional", "pattern", "weight"] | None = None
+    """What the code follows: how it varies with the attribute while all other attributes of the data stay
+    (conditional), how it varies with it (pattern), or, as in the paper, the classifier's weights. By default
+    conditional where the data has other attributes and no dims are chosen, else pattern."""
+    local: bool = True  # change a picture only where the attributes live, as far as they were learned from labels
     out: Path = Path("manipulation.png")  # picture to write
     masked: bool = True  # at each time-step only the subsets up to it enter, as in training
     stop_guidance: float = 0.0  # share of the last steps, such as 0.3, left to the frozen model alone
@@ -123,18 +133,20 @@ class Manipulate:
         if self.axis:
             self._along_axes()
             return
-        from diti.edit.manipulate import Wish, manipulate_files
+        from diti.edit.manipulate_files import manipulate_files
+        from diti.edit.wishes import Wish
 
-        strengths = {abs(number) for number in numbers("--scale", self.scale or "0.15,0.3")}
-        both_signs = sorted({-strength for strength in strengths} | strengths)
+        if self.scale is not None and self.paper_scale is not None:
+            raise InputError("--scale and --paper-scale say the same thing; give one of them")
         wish = Wish(
-            self.attribute, self.data, files(self.like), files(self.unlike), files(self.pairs), self.subset,
-            self.save_as,
+            self.attribute or None, self.data, files(self.like), files(self.unlike), files(self.pairs),
+            self.subset, self.save_as, words(self.keep),
         )  # fmt: skip
         lines = manipulate_files(
-            self.model, self.image, wish, self.dims, both_signs, self.out,
-            selection=self.selection, along=self.along, masked=self.masked, stop_guidance=self.stop_guidance,
-            sampling_steps=self.sampling_steps, seed=self.seed, overwrite=self.overwrite,
+            self.model, self.image, wish, self.dims, self._strengths(len(wish.attributes) > 1), self.out,
+            paper=self.paper_scale is not None, selection=self.selection, along=self.along, local=self.local,
+            masked=self.masked, stop_guidance=self.stop_guidance, sampling_steps=self.sampling_steps,
+            seed=self.seed, overwrite=self.overwrite,
         )  # fmt: skip
         print("\n".join(lines))
         if self.data is not None:
@@ -142,12 +154,22 @@ class Manipulate:
         elif self.save_as is not None:
             next_command("manipulate", self.model, self.image, "--attribute", self.save_as)
 
+    def _strengths(self, several: bool) -> list[float] | None:
+        """Those of one thing with both signs, those of several as they are."""
+        option = "--scale" if self.paper_scale is None else "--paper-scale"
+        given = self.scale if self.paper_scale is None else self.paper_scale
+        if given is None:
+            return None
+        strengths = numbers(option, given)
+        return strengths if several else sorted({sign * abs(s) for s in strengths for sign in (-1, 1)})
+
     def _along_axes(self) -> None:
         from diti.edit.axes import move_axes_files
 
         lines = move_axes_files(
             self.model, self.image, self.axis.split(","), numbers("--scale", self.scale or "-3,-2,-1,1,2,3"),
-            self.out, masked=self.masked, sampling_steps=self.sampling_steps, overwrite=self.overwrite,
+            self.out, keep=words(self.keep), data=self.data, masked=self.masked,
+            sampling_steps=self.sampling_steps, overwrite=self.overwrite,
         )  # fmt: skip
         print("\n".join(lines))
 
@@ -155,7 +177,10 @@ class Manipulate:
         """InputError for options that would change nothing beside the others."""
         if self.axis:
             reason = "--axis moves along axes alone"
-            idle = "attribute data like unlike pairs subset save_as dims selection along stop_guidance"
+            idle = (
+                "attribute like unlike pairs subset save_as dims selection along local stop_guidance paper_scale"
+            )
+            idle += "" if self.keep else " data"
         elif self.like or self.pairs:
             option = "--like" if self.like else "--pairs"
             reason, idle = f"{option} makes a direction from the examples alone", "selection"
@@ -171,7 +196,7 @@ class Manipulate:
 
 def files(text: str) -> tuple[Path, ...]:
     """The files of a comma list."""
-    return tuple(Path(word.strip()) for word in text.split(",") if word.strip())
+    return tuple(Path(word) for word in words(text))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,8 @@ class Search:
     odd: Annotated[Number, *SHEET] = None
     """Find this many odd images instead: those that z explains least, or, in chosen subsets and for models without
     a frozen diffusion model, those whose codes lie farthest out."""
+    index: bool = False
+    """Search millions of codes through an index, made once in minutes and kept; needs the extra index."""
     out: Path = Path("found.png")  # sheet to write; a JSON file stands beside it
     overwrite: Overwrite = False
     device: ComputeOn = "auto"

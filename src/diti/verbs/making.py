@@ -11,7 +11,7 @@ import tyro
 from diti.config import PretrainConfig, SolveConfig, TrainConfig
 from diti.core.device import HOST
 from diti.core.errors import InputError
-from diti.core.ranges import COUNT, SIDES
+from diti.core.ranges import COUNT, NUMBER, SIDES
 from diti.presets import PRESETS
 from diti.verbs.common import (
     ComputeOn,
@@ -36,7 +36,7 @@ class Demo:
     out: File = None  # folder for all of it; by default runs/demo, runs/demo-quick or runs/demo-full
     quick: bool = False  # two minutes, rough numbers
     full: bool = False  # three seeds each, with intervals over seeds
-    train: bool = False  # also train both on from their solutions, and show what that adds
+    train: bool = False  # also train both further from their solutions, and show what that adds
     faces: Number = None  # number of toy faces, instead of the usual number
     images: Annotated[Number, *COUNT] = None  # with --train: images that each training sees, instead of 40,000
     device: ComputeOn = "auto"
@@ -61,8 +61,8 @@ class Prepare:
     """Turn images of any kind into a dataset folder: decoded once, cropped, resized, with their attributes."""
 
     src: Given
-    """Folder of images, parquet, CelebA, LFW, FFHQ, LSUN, Diff-AE LMDB, Shapes3D, dSprites, MPI3D, Cars3D, or
-    faces[:N], toyfaces[:N]."""
+    """Folder of images, parquet, tar shards, CelebA, LFW, FFHQ, LSUN, Diff-AE LMDB, Shapes3D, dSprites, MPI3D,
+    Cars3D, or faces[:N], toyfaces[:N]."""
     out: Path  # dataset folder to write; the same command continues a stopped run
     size: Number = None  # side of the images, px; by default their own, where all are squares of one size
     kind: Name = None  # read SRC as this kind (folder, parquet, celeba, lfw, ...) instead of detecting it
@@ -70,10 +70,14 @@ class Prepare:
     attributes: File = None  # CSV, TSV or parquet, a row per image: file, split, identity, attributes
     ignore: Names = ()  # columns of the attribute table to leave out
     only_labelled: bool = False  # leave out images that the attribute table does not name
+    part: Name = None
+    """Only this part of the images, such as 3/16, for several machines: into a folder in --out, which is one
+    dataset when all parts are there."""
     workers: int = 0  # processes that decode; 0 = one per core
     overwrite: bool = False  # start again instead of continuing or keeping what is there
 
     def run(self) -> None:
+        from diti.core.part import Part
         from diti.data.prepare import prepare
         from diti.data.prepared import is_dataset
         from diti.data.source import ReadOptions
@@ -82,11 +86,13 @@ class Prepare:
 
         options = ReadOptions(self.size, self.attributes, self.ignore, self.only_labelled)
         source = find_source(self.src, options, self.kind)
-        if is_dataset(self.out) and not self.overwrite:
-            print(f"{self.out} is complete already; --overwrite starts again")
+        place = self.out if self.part is None else self.out / Part.read(self.part).name
+        if is_dataset(place) and not self.overwrite:
+            print(f"{place} is complete already; --overwrite starts again")
         dataset = prepare(
-            source, self.out, self.size, crop=self.crop, overwrite=self.overwrite, workers=self.workers
-        )
+            source, self.out, self.size, crop=self.crop, part=self.part, overwrite=self.overwrite,
+            workers=self.workers,
+        )  # fmt: skip
         print_summary(dataset, source.notes)
         next_command("pretrain", "--data", self.out, "--preset", "auto", "--minutes", 45, "--out", "runs/backbone")
 
@@ -132,8 +138,7 @@ class Solve:
         if found is None:
             print_once(f"{self.out} is solved already")
         elif found.facts:
-            written = [f"{self.out}/{name}" for name in found.pictures]
-            print_once("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))
+            print_once(found.printed(self.out))
         next_command("explore", self.out, "--data", self.settings.data, "--out", "explored")
 
 
@@ -176,8 +181,7 @@ class Train:
 
         found = train_model(settings, self.out, begun=lambda: show(settings, idle))
         if found.facts:
-            written = [f"{self.out}/{name}" for name in found.pictures]
-            print("\n".join([*found.sentences, f"wrote {', '.join([*written, 'the model'])}"]))
+            print_once(found.printed(self.out))
         if method.needs_backbone:  # its axes can be drawn
             next_command("explore", self.out, "--data", self.settings.data, "--out", "explored")
         else:
@@ -186,7 +190,7 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Bring a diffusion model from elsewhere: the authors' or PDAE's files, any diffusers UNet2DModel."""
+    """Bring a diffusion model from elsewhere: the authors' or PDAE's files, a pipeline of diffusers."""
 
     src: Given  # folder with config.yml and checkpoint, a .pt file, a diffusers folder, or a hub id
     out: Path  # folder to write: a backbone, or a model where the files hold an encoder
@@ -194,14 +198,18 @@ class Convert:
     partition: Name = None  # of a trained model without a config of its run: staged, balanced
     subsets: Number = None  # K of that partition
     data: Name = None  # training images, for the mean and std of z of a trained model
+    prompt: Name = None  # of a text-conditional pipeline: what it is always told, instead of nothing
+    label: Annotated[Number, *NUMBER] = None  # of a class-conditional pipeline: its class, instead of none
+    blocks: Names = ()  # of a pipeline: names of the blocks whose outputs are the features
     device: ComputeOn = "auto"
 
     def run(self) -> None:
         from diti.interop.convert import convert
 
         lines = convert(
-            self.src, self.out, size=self.size, partition=self.partition, subsets=self.subsets, data=self.data
-        )
+            self.src, self.out, size=self.size, partition=self.partition, subsets=self.subsets, data=self.data,
+            prompt=self.prompt, label=self.label, blocks=self.blocks,
+        )  # fmt: skip
         print("\n".join(lines))
         if not (self.out / "model.json").is_file():
             next_command("sample", self.out, "-n", 16, "--out", "samples.png")

@@ -20,6 +20,7 @@ from diti.verbs.common import (
     next_command,
     options_of,
     whole_numbers,
+    words,
 )
 
 
@@ -32,19 +33,23 @@ class Encode:
 
     model: Model  # model folder, shipped name or hub id
     images: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IMAGES")]  # whatever --data accepts
-    out: Path = Path("features.parquet")  # table to write: .parquet or .csv
+    out: Path = Path("features.parquet")  # table to write: .parquet or .csv; with --part a folder
     explained: bool = True
     """Also that share, remembered for diti search --odd: two calls of the frozen network per image, which take
     about ten times as long as encoding."""
     metric: bool = False
     """Instead of z, codes in which distances mean something: for neighbours, clusters and ridge."""
+    part: Name = None
+    """Only this part of the images, such as 3/16, for several machines; --out is then a folder, which holds a file
+    for each part and is read as one table."""
+    compile: bool = False  # torch.compile the encoder: a minute at the start, for millions of images on a GPU
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
 
     def run(self) -> None:
-        from diti.representation.features import write_features
+        from diti.representation.table import write_features
 
-        print(write_features(**options_of(self))[1])
+        print(write_features(**options_of(self)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,7 @@ class Probe:
     subsets: bool = True  # also the subset × attribute matrix, and the score against the number of subsets
     disentanglement: bool = False  # also DCI, FactorVAE score, MIG, SAP, TAD, taking the attributes as factors
     reconstruct: int = 0  # also reconstruct this many test images: MSE, PSNR, SSIM
-    folds: bool = False  # score every image by a k-fold, all of a person in one fold, not the test images alone
+    folds: bool = False  # score every image by k-fold, a person's images in one fold, not only the test images
     seed: Seed = 0
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
@@ -89,12 +94,13 @@ class Probe:
 class Analyze:
     """Check the theory on a model: at which time-step each attribute is lost, and which subset carries it."""
 
-    model: Model  # model, or backbone (then all about z is left out)
+    model: Model  # model, or backbone (then everything about z is left out)
     data: str  # toyfaces, whose pairs are exact, or any images (then attributes need --pairs)
     out: Path = Path("analysis")  # folder for analysis.json and the figures
     pairs: File = None  # CSV or parquet of image pairs: attribute, first, second (paths beside the table)
     count: Annotated[int, *Range(1, 10_000)] = 64  # pairs per attribute
-    tau: Annotated[float, *Range(0, 0.5, open=(0, 0.5))] = 0.1  # an attribute is lost from this mean error on
+    tau: Annotated[float, *Range(0, 0.5, open=(0, 0.5))] = 0.1
+    """An attribute counts as lost from the time-step on at which the mean error reaches this."""
     images: Annotated[int, *NUMBER] = 0
     """Length of each training on the true factors (sufficiency), images; 0 leaves it out."""
     seed: Seed = 0
@@ -114,10 +120,10 @@ class Label:
     data: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DATA")]  # dataset folder of diti prepare
     model: Path  # ONNX file: images in, a score per name out
     names: Path  # text file, a name per line in the order of the outputs
-    threshold: float = 0.5  # from this score on the 0/1 label is 1
+    threshold: float = 0.5  # scores from this on give the label 1, lower ones 0
     normalisation: Literal["imagenet", "unit", "signed", "none"] = "imagenet"  # of the pixels, as it was trained
     activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"  # from outputs to scores
-    layout: Literal["auto", "nchw", "nhwc"] = "auto"
+    layout: Literal["auto", "nchw", "nhwc"] = "auto"  # of the images it takes: where the channels are
     output: Name = None  # which output, of a model with several
     batch: int = 64  # images at once
 
@@ -141,15 +147,22 @@ class Counterfactuals:
     out: Path = Path("counterfactuals")  # folder for counterfactuals.json and the figures 2a, 5 and 7
     images: int = 64  # test images edited, each along every attribute
     pairs: int = 48  # test pairs interpolated
-    classifier_images: Number = (
-        None  # length of the training of the attribute classifier, images; kept for the data
-    )
-    dims: Number = None  # d': dims of the code that a direction may move; by default 32, or a quarter of the code
-    scale: float = 0.3  # strength s; the code moves by s √d standard deviations
-    selection: Literal["l1", "weight", "probmask"] = "l1"  # how the dims are chosen
-    along: Literal["pattern", "conditional", "weight"] = "pattern"  # what the code follows; weight as in the paper
+    classifier_images: Number = None
+    """Images that the attribute classifier is trained on, by default 32,000; it is kept for the data."""
+    dims: Number = None  # d': dims that a sparse direction may move; by default all, or with --selection 32
+    scale: float = 2.0  # strength: 1 is the usual difference with and without it, or one standard deviation
+    paper_scale: Annotated[float | None, tyro.conf.arg(metavar="S")] = None
+    """Instead of --scale, as in the paper: the code moves by s √d of its deviations; the authors take 0.3."""
+    selection: Literal["all", "l1", "weight", "probmask"] | None = None  # how the dims are chosen
+    along: Literal["conditional", "pattern", "weight"] | None = None
+    """What the code follows; by default how it varies with the attribute while the other ones stay; weight as in
+    the paper."""
     judge: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
     """Program that reads pictures instead of a trained classifier: files in, CSV with a row per file out."""
+    edits: CommaList = ""  # attributes to edit; by default all that can be read
+    fixed: CommaList = ""  # readings that should stay when others are edited, such as those of the background
+    identity: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None
+    """Program like a judge, whose numbers together say who a face is."""
     seed: Seed = 0
     overwrite: Overwrite = False
     device: ComputeOn = "auto"
@@ -157,7 +170,8 @@ class Counterfactuals:
     def run(self) -> None:
         from diti.measure.counterfactuals import counterfactuals, print_record
 
-        print_record(counterfactuals(**options_of(self)), self.out)
+        lists = {"edits": words(self.edits), "fixed": words(self.fixed)}
+        print_record(counterfactuals(**options_of(self) | lists), self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +186,7 @@ class Report:
     faces: int = 24  # test images edited per attribute; 0: none is edited or reconstructed
     pairs: int = 16  # test pairs interpolated
     changes: int = 12  # pairs per attribute for the time-step at which it is lost
-    classifier_images: int = 32_000  # length of the training of the attribute classifier, images
+    classifier_images: int = 32_000  # images that the attribute classifier is trained on
     baselines: bool = True  # also probe PCA of pixels, a random encoder and PCA of the backbone's features
     wide_baseline: bool = False  # also all of those features, thousands of dims: minutes
     disentanglement: bool = True  # also DCI, FactorVAE score, MIG, SAP, TAD: minutes for long codes

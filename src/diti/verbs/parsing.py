@@ -7,7 +7,7 @@ import dataclasses
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from diti.config import DEFAULT_PRESET, PretrainConfig
 from diti.core.device import AUTO as AUTO_DEVICE
 from diti.core.device import preferred
 from diti.core.errors import InputError, nearest
+from diti.core.launch import join_launcher, processes
 from diti.core.ranges import check_numbers
 from diti.core.settings import load_yaml
 from diti.presets import AUTO, preset, train_preset
@@ -25,6 +26,7 @@ from diti.representation.registry import fitted
 from diti.verbs import VERBS
 from diti.verbs.common import Verb, print_once
 
+HAND_IN_HAND = ("pretrain", "train", "solve")
 HELP = 8 * " "  # before the lines in which tyro explains an option that it names
 
 
@@ -37,9 +39,24 @@ def answer(words: list[str]) -> None:
 
         print(__version__)
     else:
+        join_launcher()
         verb = parse(words[0], words[1:])
         with preferred(getattr(verb, "device", AUTO_DEVICE)):
-            verb.run()
+            run_together(words[0], verb.run)
+
+
+def run_together(name: str, run: Callable[[], None]) -> None:
+    """Run a verb: in all processes where their work goes hand in hand, else in the first, helped by others."""
+    if processes() == 1:
+        run()
+        return
+    from diti.core.crew import with_crew
+    from diti.core.meeting import leading
+
+    if name in HAND_IN_HAND:
+        leading(run)
+    else:
+        with_crew(run)
 
 
 def parse(verb: str, words: list[str]) -> Verb:
@@ -148,7 +165,10 @@ def _value_of(option: str, words: list[str]) -> str | None:
 
 
 def _one_line(box: str) -> str:
-    """Tyro's complaint without its frame, what it explains at length and its advice at the end."""
+    """Tyro's complaint without its frame, what it explains at length and its advice at the end.
+
+    Tyro also has complaints as objects, but only in a private module that any release may change.
+    """
     lines = [line[2:].rstrip("│╯ ") for line in box.splitlines()[1:]]  # of spaces where the terminal has no boxes
     parts = re.split(r"^[─-]{4,}$", "\n".join(line for line in lines if not line.startswith(HELP)), flags=re.M)
     texts = [" ".join(part.split()) for part in parts]

@@ -23,7 +23,7 @@ from diti.data import toyfaces
 from diti.data.prepare import prepare
 from diti.data.source import ReadOptions
 from diti.data.sources import find_source, open_data
-from diti.diffusion.backbone import build_backbone
+from diti.diffusion.unet import build_backbone
 from diti.diffusion.validation import fixed_batches
 from diti.representation.methods.diffae import (
     ConditionedDenoising,

@@ -273,7 +273,7 @@ def test_the_editing_verbs_draw_with_the_decoder(config, image_folder, tmp_path,
     picture = str(image_folder / "a" / "00.png")
     assert main(["interpolate", "run", picture, picture, "--out", "between.png"]) == 0
     assert main(["sample", "run", "-n", "3", "--out", "drawn.png"]) == 0
-    assert "z drawn anew" in capsys.readouterr().out
+    assert "newly drawn z" in capsys.readouterr().out
     assert main(["vary", "run", picture, "--out", "varied.png"]) == 2
     assert "a tcvae model draws one image from a code: there is nothing to vary" in capsys.readouterr().err
     for name in ("between", "drawn"):

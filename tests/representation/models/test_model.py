@@ -150,7 +150,7 @@ def test_a_model_prints_as_one_line_and_can_be_a_key(model, backbone):
     assert repr(plain) == "<Model by simclr: z of 12 dims, images of 16 px>"
     assert {model: 1, plain: 2}[model] == 1 and model == model and model != plain
     weights = sum(weight.numel() for weight in backbone.parameters())
-    assert repr(backbone) == f"<Backbone: images of 16 px, T = 1000, predicts epsilon, {weights:,} weights>"
+    assert repr(backbone) == f"<Backbone: U-Net, images of 16 px, T = 1000, predicts epsilon, {weights:,} weights>"
 
 
 def test_unknown_statistics_are_said_to_be_unknown(model, tmp_path):

@@ -10,7 +10,7 @@ import diti
 from diti.core.errors import InputError
 from diti.representation.found_axes import axes_of, axes_over, find_key
 from diti.representation.models import axes as axes_module
-from diti.representation.models.axes import AXES, Axes, find_axes, read_axes, varimax, white_basis
+from diti.representation.models.axes import AXES, Axes, read_axes, varimax, visible_axes, white_basis
 from diti.representation.models.axis_names import AxisName
 from diti.representation.models.metric import regressed_metric
 from diti.representation.partition import Partition
@@ -69,7 +69,7 @@ def known():
     mean, std = z.mean(0), z.std(0, correction=0)
     u = (z - mean) / std
     metric = regressed_metric([(factors, u)])
-    found = find_axes(metric, u, images, Partition.balanced(1000, 2, 10), std)
+    found = visible_axes(metric, u, images, Partition.balanced(1000, 2, 10), std)
     return factors, mixing, strength, z, mean, found
 
 
@@ -115,11 +115,11 @@ def test_there_are_never_too_few_and_never_too_many(monkeypatch):
     u, images = drawn(rng, 500, 12), 0.1 * torch.rand(500, 3, 8, 8, generator=rng)
     cut = Partition.balanced(1000, 2, 12)
     given = torch.eye(12), u, images, cut, torch.ones(12)
-    assert len(find_axes(*given)) == axes_module.FEWEST, "the pictures do not depend on the code"
+    assert len(visible_axes(*given)) == axes_module.FEWEST, "the pictures do not depend on the code"
     monkeypatch.setattr(axes_module, "VISIBLE", 0.0)
-    assert len(find_axes(*given)) == 12
+    assert len(visible_axes(*given)) == 12
     monkeypatch.setattr(axes_module, "MOST", 10)
-    assert len(find_axes(*given)) == 10
+    assert len(visible_axes(*given)) == 10
 
 
 # ---- In a model folder ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from small_unet import RESNET_BLOCKS
 from torch import Tensor
 
 from diti.diffusion.backbone import Backbone
+from diti.diffusion.unet import UNetBackbone
 
 KINDS: dict[str, dict[str, Any]] = {
     "scale and shift": {},
@@ -31,4 +32,4 @@ def with_skip_blocks() -> Backbone:
     """Any decoder but one without g refuses its blocks."""
     down, up = ("SkipDownBlock2D",) * 2, ("SkipUpBlock2D",) * 2
     unet = UNet2DModel(16, 3, 3, block_out_channels=(32, 32), down_block_types=down, up_block_types=up)
-    return Backbone(unet, DDPMScheduler())
+    return UNetBackbone(unet, DDPMScheduler())

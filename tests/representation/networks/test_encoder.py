@@ -15,7 +15,8 @@ from torch import Tensor
 
 from diti.config import BackboneConfig, EncoderConfig
 from diti.core.errors import InputError
-from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet, build_backbone, unet_config
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.unet import UNetBackbone, Wrapping, assemble_unet, build_backbone, unet_config
 from diti.representation.networks.encoder import (
     Encoder,
     build_encoder,
@@ -37,7 +38,7 @@ def backbone(config: BackboneConfig = SMALL, **unet: Any) -> Backbone:
     with torch.no_grad():
         for parameter in net.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=rng)
-    return Backbone(net, DDPMScheduler(), wrapping)
+    return UNetBackbone(net, DDPMScheduler(), wrapping)
 
 
 def images(count: int = 3, size: int = 16, seed: int = 3) -> Tensor:

@@ -19,8 +19,8 @@ from small_unet import SMALL, backbone, randomise
 from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import gather, lambda_eps, reconstruction_loss_eps, w_eps, x0_from_eps
+from diti.diffusion.unet import UNetBackbone
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.modulated import ModulatedResnet
 from diti.representation.networks.shift import Prediction, ShiftDecoder, load_decoder, weighted_loss
@@ -188,7 +188,7 @@ def test_the_backbone_stays_in_inference_mode_whoever_calls_train():
 CRASH = """
 import torch
 from diti.config import BackboneConfig
-from diti.diffusion.backbone import build_backbone
+from diti.diffusion.unet import UNetBackbone, build_backbone
 from diti.representation.networks.shift import ShiftDecoder
 from diti.representation.networks.unet_paths import embed_time, run_down
 config = BackboneConfig(size=16, channels=(32, 32), layers=1)
@@ -262,7 +262,7 @@ def test_pure_noise_has_a_finite_prediction():
     """Zero terminal SNR: u comes from the network's own output, so that nothing is divided by 0."""
     unet = backbone().unet
     scheduler = DDPMScheduler(prediction_type="v_prediction", rescale_betas_zero_snr=True)
-    frozen = Backbone(unet, scheduler, backbone().wrapping)
+    frozen = UNetBackbone(unet, scheduler, backbone().wrapping)
     decoder = ShiftDecoder(frozen, dims=6, start="none", linear=linear_part()).eval()
     x, _, z = batch()
     t = torch.full((3,), 999)
@@ -437,7 +437,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(InputError, match="start is 'none', which leaves a decoder without parts"):
         ShiftDecoder(frozen, dims=6, start="none")
     for part in (linear_part(dims=5), linear_part(size=8)):
-        with pytest.raises(InputError, match="the decoder for 6 dims and 16 px"):
+        with pytest.raises(InputError, match="the decoder for 6 dims and 3 of 16 px"):
             ShiftDecoder(frozen, dims=6, start="none", linear=part)
     x, t, z = batch(dims=5)
     with pytest.raises(InputError, match=r"z has shape \(3, 5\); this decoder takes \(B, 6\)"):

@@ -56,6 +56,10 @@ class Gaussian:
         components = x_t.flatten(1).double() @ self.axes / self.schedule.alpha_bar[t].sqrt()[:, None]
         return (self.known(t) * components @ self.axes.T).reshape(x_t.shape).to(x_t.dtype)
 
+    def within(self, x0: Tensor) -> Tensor:
+        """As pixels are."""
+        return x0.clamp(-1, 1)
+
     @property
     def whitening(self) -> Whitening:
         zero, one = torch.zeros(PIXELS, dtype=torch.float64), torch.ones(PIXELS, dtype=torch.float64)
@@ -66,7 +70,7 @@ class Gaussian:
         pixel_axes = PixelAxes(SIZE, PIXELS)
         pixel_axes.axes.copy_(torch.eye(PIXELS))
         walk = GaussianWalk(self, "train")
-        phi = self.whitening(walk.pixels(0, images)[0].flatten(1)) if images else torch.zeros(0, PIXELS)
+        phi = self.whitening(walk.clean(0, images)[0].flatten(1)) if images else torch.zeros(0, PIXELS)
         return Look(pixel_axes, self.whitening, phi.float(), walk)
 
 
@@ -77,8 +81,9 @@ class GaussianWalk:
     of: Gaussian
     purpose: str
     device = torch.device("cpu")
+    at_once = 2**15
 
-    def pixels(self, start: int, count: int) -> tuple[Tensor, np.ndarray]:
+    def clean(self, start: int, count: int) -> tuple[Tensor, np.ndarray]:
         drawn = Draws(0, start, count).normal(f"{self.purpose}-images", (PIXELS,)).double()
         x = drawn * self.of.variance.sqrt() @ self.of.axes.T
         return x.float().reshape(count, 3, SIZE, SIZE), np.arange(start, start + count)

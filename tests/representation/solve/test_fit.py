@@ -1,11 +1,13 @@
 """The linear decoder's regressions against least squares on explicit data, and losses against residuals."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from problems import explicit, normal
 
-from diti.representation.solve.fit import PENALTIES, best_ridge, normal_equations, ridge_weights
+from diti.representation.solve.fit import PENALTIES, STRONGER, best_ridge, normal_equations, ridge_weights
 
 H = normal(7, 3, seed=9)  # directions: z = Hᵀφ
 VISIBLE = {
@@ -97,3 +99,14 @@ def test_few_images_and_many_want_different_penalties():
         data = explicit(images=images, seed=5)
         chosen.append(best_ridge(of(data), of(valid), torch.ones(8, dtype=torch.bool), (*PENALTIES, 1.0))[1])
     assert chosen[0] > chosen[1]
+
+
+def test_penalties_grow_beyond_the_list_while_that_helps():
+    """Where the regressors tell nothing of validation images, as far outliers make them, less and less is used."""
+    train, valid = explicit(images=30, seed=5), of(explicit(images=400, seed=6))
+    valid = dataclasses.replace(valid, b_rho=torch.zeros_like(valid.b_rho))
+    seen = torch.ones(8, dtype=torch.bool)
+    losses = [float(valid.loss(ridge_weights(of(train), seen, penalty))) for penalty in (*PENALTIES, *STRONGER)]
+    weights, penalty = best_ridge(of(train), valid, seen)
+    assert losses == sorted(losses, reverse=True) and penalty == STRONGER[-1]
+    assert float(valid.loss(weights)) == losses[-1] < losses[len(PENALTIES) - 1]

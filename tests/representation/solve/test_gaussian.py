@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from problems import PIXELS, PLAIN, SIZE, Gaussian, GaussianWalk, every_step, exact_evidence, sampled_evidence
+from problems import PIXELS, PLAIN, Gaussian, GaussianWalk, every_step, exact_evidence, sampled_evidence
 
 from diti.core.rng import Draws
 from diti.diffusion.schedule import Schedule, gather, lambda_x0, q_sample
@@ -105,8 +105,8 @@ def test_with_all_components_the_image_is_known_exactly(no_penalty):
     problem = Gaussian()
     evidence = exact_evidence(problem)
     found = solved(problem, evidence, PIXELS, subsets=1)
-    decoder = found.linear_part(evidence, SIZE)
-    x, _ = GaussianWalk(problem, "new").pixels(0, 8)
+    decoder = found.linear_part(evidence)
+    x, _ = GaussianWalk(problem, "new").clean(0, 8)
     z = (evidence.look.whitening(x.flatten(1)) @ found.directions).float()
     t = torch.arange(8) % problem.schedule.timesteps
     u = problem.x0(q_sample(x, Draws(0, 0, 8).normal("noise", x.shape[1:]), abar_at(problem, t, x)), t)
@@ -123,8 +123,8 @@ def test_a_field_without_penalty_is_the_exact_posterior_mean_given_the_kept_comp
     problem = Gaussian()
     evidence = exact_evidence(problem)
     found = solved(problem, evidence, 5, subsets=1)
-    decoder = found.linear_part(evidence, SIZE)
-    x, _ = GaussianWalk(problem, "new").pixels(0, 6)
+    decoder = found.linear_part(evidence)
+    x, _ = GaussianWalk(problem, "new").clean(0, 6)
     t = torch.full((6,), 4)
     u = problem.x0(q_sample(x, Draws(0, 0, 6).normal("noise", x.shape[1:]), abar_at(problem, t, x)), t)
     kept = problem.axes[:, PIXELS - 5 :]
@@ -153,7 +153,7 @@ def test_the_same_from_drawn_images():
     expected = expected_axes(problem, 4)
     overlap = torch.nn.functional.cosine_similarity(axes, expected, dim=0).abs()
     assert overlap.min() > 0.98, overlap
-    z = evidence.look.whitening(evidence.look.walk.pixels(0, 3072)[0].flatten(1)) @ found.directions
+    z = evidence.look.whitening(evidence.look.walk.clean(0, 3072)[0].flatten(1)) @ found.directions
     torch.testing.assert_close(z.T @ z / len(z), torch.eye(4, dtype=torch.float64), atol=1e-5, rtol=0)
     for s, (a, b) in enumerate(zip(stretches.bounds[:-1], stretches.bounds[1:], strict=True)):
         drawn = lambda_x0(problem.schedule)[a:b] / lambda_x0(problem.schedule)[a:b].sum()

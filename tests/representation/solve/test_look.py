@@ -70,26 +70,26 @@ def look():
     encoder = unsolved_encoder(SolveConfig(code_dim=8, subsets=2), backbone)
     stream = Stream(dataset.rows("train"), 0, flip=True)
     walk = Walk(dataset, stream, feature_map(encoder, None), torch.device("cpu"), "solve-train")
-    return first_look(walk, 150, 16, pixels=12, features=20, dims=8, seed=0), dataset, encoder
+    return first_look(walk, 150, (3, 16, 16), pixels=12, features=20, dims=8, seed=0), dataset, encoder
 
 
 def test_what_was_looked_at_is_not_run_again(look):
     found, dataset, encoder = look
     assert found.phi.shape == (150, 20) and found.pixel_axes.count == 12
-    x, rows = found.walk.pixels(30, 40)
+    x, rows = found.walk.clean(30, 40)
     again = found.whitening(encoder.features(x))
     torch.testing.assert_close(found.phi_of(found.walk, 30, x, rows), again, atol=1e-3, rtol=1e-3)
     assert torch.equal(found.phi_of(found.walk, 30, x, rows), found.phi[30:70].double())
-    x, rows = found.walk.pixels(130, 40)  # beyond what was looked at
+    x, rows = found.walk.clean(130, 40)  # beyond what was looked at
     torch.testing.assert_close(found.phi_of(found.walk, 130, x, rows), found.whitening(encoder.features(x)))
     other = Walk(dataset, found.walk.stream, found.walk.features, found.walk.device, "solve-valid")
-    x, rows = other.pixels(0, 5)
+    x, rows = other.clean(0, 5)
     torch.testing.assert_close(found.phi_of(other, 0, x, rows), found.whitening(encoder.features(x)))
 
 
 def test_the_walk_shows_training_images_some_of_them_mirrored(look):
     found, dataset, _ = look
-    x, rows = found.walk.pixels(0, 100)
+    x, rows = found.walk.clean(0, 100)
     assert set(rows) <= set(dataset.rows("train")) and len(set(rows)) == 100
     plain = to_float(dataset.pixels(rows))
     mirrored = sum(torch.equal(a, b.flip(-1)) for a, b in zip(x, plain, strict=True))
@@ -104,7 +104,7 @@ def test_features_that_are_no_numbers_are_refused():
         lambda x, rows: torch.full((len(x), 9), torch.nan), torch.device("cpu"), "solve-train",
     )  # fmt: skip
     with pytest.raises(InputError, match="the features of some images are not finite; check the weights"):
-        first_look(walk, 40, 16, pixels=3, features=9, dims=4, seed=0)
+        first_look(walk, 40, (3, 16, 16), pixels=3, features=9, dims=4, seed=0)
 
 
 @pytest.mark.parametrize("mirrored", [True, False])
@@ -146,19 +146,19 @@ def test_penalties_are_chosen_on_validation_images_or_on_some_held_out():
 
 def test_too_few_images_name_a_length_that_they_suffice_for():
     config = SolveConfig(code_dim=12)
-    require_images(config, 48, 16)
+    require_images(config, 48, (3, 16, 16))
     with pytest.raises(InputError, match=r"47 training images are too few .*--code-dim 11 or less, .*at least 48"):
-        require_images(config, 47, 16)
+        require_images(config, 47, (3, 16, 16))
     with pytest.raises(InputError, match=r"3 training images are too few .* dims: give at least 48"):
-        require_images(config, 3, 16)
+        require_images(config, 3, (3, 16, 16))
 
 
 def test_a_pass_has_twice_as_many_images_as_regressors():
     config = SolveConfig(code_dim=12, images=199)  # 1 + 87 pixel axes, of 696 images, + 12 dims
-    require_images(replace(config, images=None), 696, 16)
-    require_images(replace(config, images=200), 696, 16)
+    require_images(replace(config, images=None), 696, (3, 16, 16))
+    require_images(replace(config, images=200), 696, (3, 16, 16))
     with pytest.raises(InputError, match=r"--images 199 is too short: .* 100 regressors .* at least 200"):
-        require_images(config, 696, 16)
+        require_images(config, 696, (3, 16, 16))
 
 
 def test_given_features_are_looked_up_by_row():

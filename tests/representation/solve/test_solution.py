@@ -34,10 +34,10 @@ def test_degree_0_is_pdae(evidence, weight):
     assert diti.removed == pytest.approx(pdae.removed, abs=1e-12)
     torch.testing.assert_close(diti.directions, pdae.directions, atol=1e-12, rtol=0)
     torch.testing.assert_close(diti.lost, pdae.lost, atol=1e-12, rtol=0)
-    u, z = GaussianWalk(Gaussian(), "new").pixels(0, 5)[0], normal(5, DIMS, dtype=torch.float32)
+    u, z = GaussianWalk(Gaussian(), "new").clean(0, 5)[0], normal(5, DIMS, dtype=torch.float32)
     for t in (0, 3, 90, 199):
         fields = [
-            found.linear_part(evidence, SIZE)(u, torch.full((5,), t), found.partition.mask(z, t))
+            found.linear_part(evidence)(u, torch.full((5,), t), found.partition.mask(z, t))
             for found in (diti, pdae)
         ]
         torch.testing.assert_close(*fields, atol=1e-6, rtol=0)
@@ -57,8 +57,8 @@ def test_the_degree_comes_from_the_settings(evidence):
 
 def removed_on_images(problem, evidence, found) -> float:
     """Share of the loss that the linear decoder removes on new images and noise, at every t, weighted by λ_t."""
-    decoder, weight = found.linear_part(evidence, SIZE), lambda_x0(problem.schedule)
-    x, _ = GaussianWalk(problem, "new").pixels(0, 128)
+    decoder, weight = found.linear_part(evidence), lambda_x0(problem.schedule)
+    x, _ = GaussianWalk(problem, "new").clean(0, 128)
     z = (evidence.look.whitening(x.flatten(1)) @ found.directions).float()
     left = frozen = 0.0
     for t in range(problem.schedule.timesteps):
@@ -95,7 +95,7 @@ def test_the_quick_score_is_near_the_full_one(evidence):
 
 def test_the_linear_part_holds_what_was_found(evidence):
     found = solved(evidence, 3)
-    part = found.linear_part(evidence, SIZE)
+    part = found.linear_part(evidence)
     assert part.description == {"pixel_axes": PIXELS, "stretches": 7} and part.dims == DIMS
     torch.testing.assert_close(part.weights.double(), found.weights, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(part.times.double(), evidence.stretches.centres, atol=0, rtol=1e-6)

@@ -97,8 +97,8 @@ def test_a_backbone_that_says_no_numbers(folder, shared_cache, tmp_path, capsys,
 
 def test_a_model_is_not_solved_into_what_is_read(folder, shared_cache, image_folder, tmp_path, capsys):
     for place, words in (
-        (folder / "solved", "which is read; choose a place outside"),
-        (image_folder / "solved", "which is read; choose a place outside"),
+        (folder / "solved", "which is an input; choose a place outside"),
+        (image_folder / "solved", "which is an input; choose a place outside"),
         (image_folder / "a" / "00.png" / "x", "is a file, not a folder"),
     ):
         words_of = ["--data", str(image_folder), "--backbone", str(folder), "--code-dim", "2", "--subsets", "2"]

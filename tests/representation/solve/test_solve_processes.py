@@ -17,7 +17,7 @@ def weights(run):
 def test_two_processes_solve_what_one_does(folder, tmp_path, two_processes):
     words = ["solve", *SMALL, "--backbone", str(folder / "backbone"), "--out"]
     assert main([*words, str(tmp_path / "one")]) == 0
-    printed = two_processes(*words, tmp_path / "two")
+    printed = two_processes(*words, tmp_path / "two", apart=tmp_path / "apart")
     assert printed.count("z removes") == 1, "one process speaks"
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert one.keys() == two.keys()

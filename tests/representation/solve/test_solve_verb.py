@@ -14,13 +14,13 @@ from tiny import SHAPE, tiny_backbone, tiny_model
 import diti
 from diti.cli import main
 from diti.config import BackboneConfig, SolutionConfig, SolveConfig
+from diti.core.card import Findings
 from diti.core.images import to_float
 from diti.core.runs import RunFolder
 from diti.core.settings import load_yaml
 from diti.data.sources import open_data
-from diti.diffusion.backbone import build_backbone
+from diti.diffusion.unet import build_backbone
 from diti.reporting.runs import check_finished
-from diti.representation.finish import Findings
 from diti.representation.solve import collect as collecting
 from diti.representation.solve import evidence as gathering
 from diti.representation.solve import run as run_module

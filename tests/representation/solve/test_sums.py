@@ -88,7 +88,7 @@ def test_the_pass_against_a_slow_loop():
     found = taken(job, 20)
     slow = job.new_sums()
     for i in range(20):
-        x, _ = job.look.walk.pixels(i, 1)
+        x, _ = job.look.walk.clean(i, 1)
         phi = job.look.whitening(x.flatten(1)).float().double()  # what was looked at is kept in float32
         slow.add_images(phi)
         for s in range(3):
@@ -125,7 +125,7 @@ def test_features_of_reconstructions_are_summed_for_the_first_images_only(tmp_pa
     for s in range(job.stretches.count):
         phi, hats = [], []
         for start in (0, 64):
-            x, rows = walk.pixels(start, 64)
+            x, rows = walk.clean(start, 64)
             draws = Draws(0, start, 64)
             t = job.stretches.draw(s, draws.uniform(f"train-time-{s}"))
             noise = draws.normal(f"train-noise-{s}", tuple(x.shape[1:]))

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from problems import PIXELS, PLAIN, SIZE, Gaussian, GaussianWalk, normal, sampled_evidence
+from problems import PIXELS, PLAIN, Gaussian, GaussianWalk, normal, sampled_evidence
 
 from diti.diffusion.schedule import Schedule
 from diti.representation.partition import Partition
@@ -65,8 +65,8 @@ def field():
     problem = Gaussian(Schedule.linear(1000))
     evidence = sampled_evidence(problem, make_stretches(problem.schedule, 8), train=512, valid=256)
     found = solve(evidence, PIXELS, PLAIN, timesteps=1000, subsets=6, seed=0, tau=0.1)
-    decoder = found.linear_part(evidence, SIZE).double()
-    u, _ = GaussianWalk(problem, "new").pixels(0, 1)
+    decoder = found.linear_part(evidence).double()
+    u, _ = GaussianWalk(problem, "new").clean(0, 1)
     z = normal(1, PIXELS, seed=3)
 
     def at(t: int, masked: bool = True):

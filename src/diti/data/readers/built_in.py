@@ -1,4 +1,4 @@
-"""How built-in data is asked for: `NAME`, or `NAME:N` for the first N images."""
+"""How built-in data is named: `NAME`, or `NAME:N` for the first N images."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _why_unreadable(path: str) -> str:
 
 
 def _folders(root: Path) -> Iterator[tuple[Path, list[os.DirEntry[str]]]]:
-    """Each folder below root once, with what it holds besides folders; what links lead to comes last."""
+    """Each folder below root once, with its files; folders that links lead to come last."""
     folders, links = [root], list[Path]()
     seen = set[Path]()
     while folders or links:

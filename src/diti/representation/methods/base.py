@@ -13,7 +13,7 @@ from diti.config import TrainConfig, TrainingConfig
 from diti.core.device import sent
 from diti.core.images import to_float
 from diti.core.objective import LossReport, Objective
-from diti.core.processes import main_first
+from diti.core.processes import first_of_each_machine
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
@@ -70,7 +70,7 @@ def see_before(objective: EncoderObjective, training: TrainingConfig, dataset: D
     encoder = objective.encoder
     if objective.makes_views or (training.flip and encoder.tells_sides):
         return
-    features = main_first(lambda: frozen_features(encoder, dataset))
+    features = first_of_each_machine(lambda: frozen_features(encoder, dataset))
     if features is not None:
         walk = Stream(dataset.rows("train"), training.seed, flip=training.flip)
         objective.seen_before = SeenBefore(features, walk)

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import TrainConfig
+from diti.core.card import Findings
 from diti.core.device import sent
 from diti.core.errors import InputError
 from diti.core.loop import loss_by_time
 from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
-from diti.diffusion.backbone import Backbone, build_backbone
+from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import dm_loss_eps, gather, output_target, q_sample
+from diti.diffusion.unet import build_backbone
 from diti.diffusion.validation import fixed_batches
 from diti.presets import preset
 from diti.representation.checks import RECONSTRUCTIONS, save_reconstructions
-from diti.representation.finish import Findings
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
 from diti.representation.methods.method import Method
 from diti.representation.models.diffae import DiffAE, load_diffae

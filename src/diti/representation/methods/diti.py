@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diti.config import TrainConfig
+from diti.core.card import Findings
 from diti.core.device import sent
 from diti.core.errors import InputError
 from diti.core.objective import LossReport
@@ -22,7 +23,6 @@ from diti.diffusion.pretrain import denoising_loss
 from diti.diffusion.schedule import gather, lambda_eps, q_sample, w_eps
 from diti.diffusion.validation import fixed_batches
 from diti.representation.checks import assess_diti, loss_curves
-from diti.representation.finish import Findings
 from diti.representation.methods.base import EncoderObjective, encoder_rate, new_encoder
 from diti.representation.methods.method import Method
 from diti.representation.models.diffusion import DiTi, load_diti

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import TrainConfig
+from diti.core.card import Findings
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, grid, save_picture, to_float, to_uint8
 from diti.core.objective import LossReport
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
-from diti.representation.finish import Findings
 from diti.representation.methods.base import (
     CHECKED_BATCH,
     SEED,

@@ -1,4 +1,4 @@
-"""What a method is: how it builds an objective, and what is done with it."""
+"""What a method is: how it builds an objective, and how its models are evaluated, saved and loaded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from diti.config import TrainConfig
+from diti.core.card import Findings
 from diti.core.settings import Settings as NoSettings
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
-from diti.representation.finish import Findings
 from diti.representation.methods.base import CHECKED_BATCH, EncoderObjective, checked_reports, checked_rows
 from diti.representation.models.model import Model, read_common
 from diti.representation.networks.encoder import build_encoder
@@ -22,7 +22,7 @@ from diti.representation.settings import FROM_ELSEWHERE
 
 
 class Method(ABC):
-    """A way to learn z. All but `build` has a default, which fits a model that only encodes.
+    """A way to learn z. Everything but `build` has a default, which suits a model that only encodes.
 
     @diti.register
     class Mine(diti.Method):
@@ -47,7 +47,7 @@ class Method(ABC):
         return self.needs_backbone or config.code.encoder == "backbone"
 
     def validate(self, config: TrainConfig, backbone: Backbone | int) -> None:
-        """InputError, early, for what cannot be built; backbone: the side of the images where there is none."""
+        """An early InputError for what cannot be built; backbone: the side of the images, px, if there is none."""
         build_encoder(config.code, backbone, seed=0)
 
     @abstractmethod

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import TrainConfig, VAEConfig
+from diti.core.card import Findings
 from diti.core.images import MODEL_RANGE, grid, save_picture, to_float, to_uint8
 from diti.core.objective import LossReport
 from diti.core.processes import gather_rows
 from diti.core.rng import Draws
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
-from diti.representation.finish import Findings
 from diti.representation.methods.base import EncoderObjective, checked_rows, encoder_rate, new_encoder
 from diti.representation.methods.method import Method
 from diti.representation.models.direct import DirectModel, load_direct
@@ -140,7 +140,7 @@ class TCVAEMethod(Method):
         return DirectModel(objective.encoder, single, mean, std, self.name, decoder=objective.decoder)
 
     def assess(self, model: DirectModel, dataset: Dataset, folder: Path) -> Findings:
-        """What comes back of an image, how many dims of z are used, and what codes from the prior look like."""
+        """How well images come back, how many dims of z are used, and what codes from the prior look like."""
         images = to_float(dataset.pixels(checked_rows(dataset)))
         z = model.encode(images, value_range=MODEL_RANGE)
         decoded = model.decode(z, model.infer_noise(images, z, value_range=MODEL_RANGE)).cpu()

@@ -55,7 +55,7 @@ class Axes:
         return (z - mean) @ self.readings.T.to(z)
 
 
-def find_axes(metric: Tensor, u: Tensor, images: Tensor, partition: Partition, std: Tensor) -> Axes:
+def visible_axes(metric: Tensor, u: Tensor, images: Tensor, partition: Partition, std: Tensor) -> Axes:
     """The axes of standardised codes u (N, D) with their metric (D, D), seen in images (N, 3, S, S) in [0, 1].
 
     std (D,): of z. As many axes as change a patch of the picture visibly within what is usual in the data.
@@ -178,6 +178,6 @@ def read_axes(path: Path, partition: Partition) -> Axes | None:
     expected["subsets"] = (count, partition.subsets)
     if not count or {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        raise InputError(f"{path} holds {shapes}; expected axes of {dims} dims; delete it: explore makes it anew")
+        raise InputError(f"{path} holds {shapes}; expected axes of {dims} dims; delete it: explore makes it again")
     require_finite(tensors, f"the axes of z in {path}")
     return Axes(**tensors)

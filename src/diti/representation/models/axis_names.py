@@ -46,7 +46,7 @@ def key_label(key: Key) -> str:
 
 
 def read_names(folder: Path, dims: int) -> dict[Key, AxisName]:
-    """Axis or dim → its name, of a model folder with so many dims; empty where none was given."""
+    """Axis or dim → its name, of a model folder with that many dims; empty where none was given."""
     path = folder / NAMES
     if not path.is_file():
         return {}
@@ -117,10 +117,10 @@ def find_axis(names: Mapping[Key, AxisName], dims: int, word: str, axes: int = 0
         require_axis(found, dims, axes)
         return found, 1.0
     known = words_of(names)
-    told = f"names in use: {', '.join(known)}" if known else "none has a name yet: give one with diti name"
+    in_use = f"names in use: {', '.join(known)}" if known else "none has a name yet: give one with diti name"
     raise InputError(
         f"no axis is called {word!r}; use {f'a00 to {key_label(axis_key(axes - 1))}, ' if axes else ''}"
-        f"a number from 0 to {dims - 1}; {told}.{nearest(word, known)}"
+        f"a number from 0 to {dims - 1}; {in_use}.{nearest(word, known)}"
     )
 
 

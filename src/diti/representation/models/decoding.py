@@ -7,7 +7,7 @@ nothing (width 0). Editing knows no more of a model than this.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -24,6 +24,7 @@ from diti.representation.models.model import Model, images_at_once
 from diti.representation.partition import Partition
 
 if TYPE_CHECKING:
+    from diti.edit.compose import What
     from diti.edit.directions import Direction
     from diti.edit.editor import Editor
 
@@ -83,6 +84,10 @@ class DecodingModel(Model, ABC):
 
     def with_decoder(self) -> DecodingModel:
         return self
+
+    def at_best(self, pixels: Tensor) -> Tensor:
+        """(N, 3, H, W) what no code and no noise can improve: pictures as the decoder could give them at best."""
+        return pixels
 
     @torch.no_grad()
     def decode(
@@ -215,9 +220,12 @@ class DecodingModel(Model, ABC):
     def manipulate(
         self,
         images: Images,
-        direction: Direction,
-        scale: float = 0.3,
+        direction: Direction | Mapping[What, float],
+        scale: float = 1.0,
         *,
+        keep: Sequence[What] = (),
+        paper_scale: float | None = None,
+        local: bool = True,
         masked: bool = True,
         stop_guidance: float = 0.0,
         sampling_steps: int = SAMPLING_STEPS,
@@ -226,15 +234,24 @@ class DecodingModel(Model, ABC):
     ) -> Tensor:
         """(N, 3, H, W): the images moved by `scale` along an attribute's direction. Algorithm 3.
 
-        Directions come from `diti.learn_direction`. value_range: of float images, as in `encode`.
+        Directions come from `diti.learn_direction`. scale: strength, 1 is the usual difference between images
+        without and with it, or one standard deviation. direction: also several things, with a strength each. keep:
+        directions, axes (a07) or dims that stay as they are read. paper_scale: the paper's s instead of `scale`.
+        local: the picture changes only where the attribute lives in pictures, where that was learned from labels.
+        value_range: of float images, as in `Model.encode`.
+
+        older = model.manipulate(images, age, 2, keep=[smile])
+        both = model.manipulate(images, {age: 1, "a07": -1})
         """
-        from diti.edit.manipulate import manipulate
+        from diti.edit.manipulate import manipulate, one_scale
 
         return manipulate(
             self,
             images,
             direction,
-            [scale],
+            [one_scale(direction, scale, paper_scale)],
+            keep=keep,
+            local=local,
             masked=masked,
             stop_guidance=stop_guidance,
             sampling_steps=sampling_steps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from diti.core.device import HOST, fitted
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE
 from diti.core.runs import as_path
-from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.backbone import Backbone, is_of_code, load_backbone
 from diti.diffusion.sampler import EpsFn, OnStep, dpm_solver_2m, timesteps
 from diti.diffusion.schedule import Schedule, gather, guidance_authors, w_eps
 from diti.representation.models.decoding import DecodingModel, in_parts
@@ -28,7 +29,7 @@ from diti.representation.models.model import (
 )
 from diti.representation.networks.shift import ShiftDecoder, load_decoder
 
-DECODER_PARTS = ("unet", "scheduler", "decoder")
+Map = Callable[[Tensor], Tensor]
 
 
 class DiffusionModel(DecodingModel):
@@ -49,6 +50,24 @@ class DiffusionModel(DecodingModel):
     def noise_shape(self) -> tuple[int, ...]:
         return (3, self.size, self.size)
 
+    def into(self, pixels: Tensor) -> Tensor:
+        """Pictures (N, 3, H, W) as the diffusion model has them."""
+        return pixels
+
+    def out_of(self, x0: Tensor) -> Tensor:
+        """What the diffusion model has, as pictures (N, 3, H, W)."""
+        return x0
+
+    @torch.no_grad()
+    def at_best(self, pixels: Tensor) -> Tensor:
+        """Of latents what their autoencoder keeps, of a grey model the luminance."""
+        return self.out_of(self.into(pixels.to(self.device)))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether what the diffusion model has stays in [-1, 1], as pixels do."""
+        return True
+
     def _networks(self) -> list[nn.Module]:
         return [self.decoder, *super()._networks()]
 
@@ -66,22 +85,32 @@ class DiffusionModel(DecodingModel):
         clamp: bool,
         on_step: OnStep | None,
     ) -> Tensor:
-        return self._walk(z, noise, timesteps(self.schedule, sampling_steps), how, clamp, on_step)
+        steps = timesteps(self.schedule, sampling_steps)
+        return self._walk(z, noise, steps, how, clamp and self.bounded, on_step, after=self.out_of)
 
     def _infer_noise(
         self, pixels: Tensor, z: Tensor | None, sampling_steps: int, how: Guidance, *, on_step: OnStep | None
     ) -> Tensor:
         z = self.encode(pixels, value_range=MODEL_RANGE) if z is None else z
-        return self._walk(z, pixels, timesteps(self.schedule, sampling_steps)[::-1], how, False, on_step)
+        steps = timesteps(self.schedule, sampling_steps)[::-1]
+        return self._walk(z, pixels, steps, how, False, on_step, before=self.into)
 
     def _walk(
-        self, z: Tensor, x: Tensor, steps: list[int], how: Guidance, clamp: bool, on_step: OnStep | None
+        self,
+        z: Tensor,
+        x: Tensor,
+        steps: list[int],
+        how: Guidance,
+        clamp: bool,
+        on_step: OnStep | None,
+        before: Map = lambda x: x,
+        after: Map = lambda x: x,
     ) -> Tensor:
-        """x (N, 3, H, W) taken along the steps: down decodes, up inverts."""
+        """x (N, ...) taken along the steps, down to decode and up to invert, as `before` and `after` have it."""
 
         def walked(codes: Tensor, start: Tensor) -> Tensor:
             eps = self.guided_eps(codes, how)
-            return dpm_solver_2m(eps, start, steps, self.schedule, clamp=clamp, on_step=on_step)
+            return after(dpm_solver_2m(eps, before(start), steps, self.schedule, clamp=clamp, on_step=on_step))
 
         with inference(self.decoder):
             parts = in_parts(self.at_once, z.to(self.device), x.to(self.device))
@@ -104,6 +133,20 @@ class DiTi(DiffusionModel):
     @property
     def schedule(self) -> Schedule:
         return self.backbone.schedule
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return self.backbone.shape
+
+    @property
+    def bounded(self) -> bool:
+        return self.backbone.bounded
+
+    def into(self, pixels: Tensor) -> Tensor:
+        return self.backbone.encode(pixels)
+
+    def out_of(self, x0: Tensor) -> Tensor:
+        return self.backbone.decode(x0)
 
     def guided_eps(self, z: Tensor, how: Guidance = AS_TRAINED) -> EpsFn:
         """ε(x, t) = ε_θ - w_t g(z_t, t, x), and the decoder's linear part where it has one.
@@ -128,11 +171,15 @@ class DiTi(DiffusionModel):
         super().save(folder)
 
 
-def load_diti(folder: Path) -> DiTi:
-    """What `DiTi.save` wrote."""
-    require_parts(folder, (*DECODER_PARTS, *COMMON_PARTS))
-    encoder, partition, mean, std, method = read_common(folder)
-    backbone = load_backbone(folder, HOST)
+def load_diti(folder: Path, backbone: Backbone | None = None) -> DiTi:
+    """What `DiTi.save` wrote. backbone: the one it was made with, where that is code that no folder holds."""
+    network = "transformer" if (folder / "transformer").is_dir() else "unet"
+    of_code = backbone is not None or is_of_code(folder)
+    require_parts(folder, (*(() if of_code else (network, "scheduler")), "decoder", *COMMON_PARTS))
+    given, backbone = backbone, backbone or load_backbone(folder, HOST)
+    encoder, partition, mean, std, method = read_common(folder, backbone)
+    if given is not None and encoder.description.get("backbone", given.digest()) != given.digest():
+        raise InputError(f"{folder} was made with another diffusion model than the one given; give that one")
     decoder = load_decoder(folder / "decoder", backbone)
     require_dims(folder, "decoder", decoder.dims, partition)
     require_side(folder, backbone.size, encoder)

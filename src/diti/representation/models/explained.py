@@ -27,11 +27,12 @@ def explained_share(model: DiTi, pixels: Tensor, z: Tensor) -> Tensor:
     for all images, so that the share of an image does not depend on its place, and images can be compared.
     """
     steps = model.schedule.timesteps
+    x0 = model.backbone.encode(pixels)
     total = torch.zeros(2, len(pixels), dtype=widest(pixels.device), device=pixels.device)  # without z, with z
     for index, share in enumerate(TIMES):
         rng = torch_generator(SEED, "explained", index)
-        noise = torch.randn(pixels.shape[1:], generator=rng).to(pixels).expand_as(pixels)
+        noise = torch.randn(x0.shape[1:], generator=rng).to(x0).expand_as(x0)
         t = torch.full((len(pixels),), int(share * steps), device=pixels.device)
-        losses = losses_with(model.decoder, pixels, t, noise, [model.partition.mask(z, t)])
+        losses = losses_with(model.decoder, x0, t, noise, [model.partition.mask(z, t)])
         total += torch.stack(list(losses))
     return 1 - total[1] / total[0].clamp(min=1e-12)

@@ -3,7 +3,7 @@
 u = (z - mean) / std is a standardised code, F the standardised features that the encoder's last layer sees, and
 F ≈ B u their best linear reconstruction from u. Then ‖ΔF‖² = Δuᵀ M Δu with M = BᵀB. All dims of u have variance 1,
 whether they carry a tenth of what the network sees or next to nothing; in M½u they have the lengths that they had
-there. M is scaled to trace D, so that codes keep their mean square length.
+among the features. M is scaled to trace D, so that codes keep their mean square length.
 Notation: N images, F features, E whitened features, D length of z.
 """
 

@@ -15,6 +15,7 @@ from diti.core.device import Device, decide, fitted, on_host, sent
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, ValueRange
 from diti.core.runs import as_path, atomic_path, read_json, versions, write_json
+from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import complaints_about, read_safetensors, read_settings, require_finite
 from diti.representation.models.axes import AXES, Axes, write_axes
 from diti.representation.models.axis_names import AxisName, Key, with_names, write_names
@@ -38,15 +39,15 @@ FORMAT = 1  # of a model folder; a higher one is from a later version of diti
 
 
 class Unable(InputError, AttributeError):
-    """A model is asked for what only others have. Not there for `hasattr`, and explained to whoever calls it."""
+    """A model was asked for what only others have: `hasattr` says it is not there, a call says why."""
 
 
 @dataclass(eq=False, repr=False)
 class Model:
     """An encoder f and the statistics of z: what every model can do. `DecodingModel` can also draw images.
 
-    One of your own is a dataclass with `eq=False, repr=False`, and `kw_only=True` where it has more parts: models
-    are equal to themselves alone, so that they can be keys, and print as one line.
+    A model of your own is a dataclass with `eq=False, repr=False`, and `kw_only=True` where it has more parts:
+    models are equal to themselves alone, so that they can be keys, and print as one line.
 
         model = diti.load("toyfaces32-diti")
         z = model.encode(images)  # (N, D); uint8, PIL, files or floats in
@@ -151,6 +152,8 @@ class Model:
         if given and value_range not in (None, MODEL_RANGE):
             raise InputError("value_range is for images, and this model encodes features of another network")
         pixels = as_features(images) if given else as_batch(images, self.size, value_range)
+        if "blocks" in self.encoder.description:  # of a network that may be large
+            batch = min(batch, images_at_once(self.size, self.device))
         with inference(self.encoder):
             return torch.cat([fitted(self._encoded, part) for part in pixels.split(batch)])
 
@@ -219,10 +222,15 @@ class inference:
             module.training = training
 
 
-def read_common(folder: Path) -> tuple[Encoder, Partition, Tensor | None, Tensor | None, str]:
-    """Encoder, partition, mean, std and method, which the folders of all methods hold."""
+def read_common(
+    folder: Path, backbone: Backbone | None = None
+) -> tuple[Encoder, Partition, Tensor | None, Tensor | None, str]:
+    """Encoder, partition, mean, std and method, which the folders of all methods hold.
+
+    backbone: the frozen diffusion model of the folder, where it has one.
+    """
     require_parts(folder, COMMON_PARTS)
-    encoder = load_encoder(folder / "encoder")
+    encoder = load_encoder(folder / "encoder", backbone)
     with complaints_about(folder / "partition.json"):
         partition = Partition.from_json(read_json(folder / "partition.json"))
     require_dims(folder, "encoder", encoder.dims, partition)

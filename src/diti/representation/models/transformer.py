@@ -62,7 +62,7 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
         self.metric = metric
 
     def fit(self, X: Any, y: Any = None) -> DiTiFeatures:
-        """Check images and model, learn mean and std where it knows none; y is ignored. A folder is read anew."""
+        """Check images and model, learn mean and std where it knows none; y is ignored. A folder is read again."""
         self.__dict__.pop("_loaded", None)
         network = self._network()
         images = self._images(X, network, reset=True)

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from diti.core.errors import InputError
 from diti.core.runs import atomic_path
-from diti.diffusion.backbone import Backbone, Wrapping, assemble_unet, zero, zero_block_ends
+from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import SCHEDULER_FILE, complaints_about, load_strictly, read_scheduler
 from diti.diffusion.schedule import Schedule, eps_from_output, gather
+from diti.diffusion.unet import UNetBackbone, Wrapping, assemble_unet, require_unet, zero, zero_block_ends
 from diti.representation.networks.modulated import (
     ModulatedResnet,
     check_decoder,
@@ -42,8 +43,9 @@ class ConditionedUNet(nn.Module):
     ) -> None:
         super().__init__()
         check_decoder(backbone, dims, start)
+        backbone = require_unet(backbone)
         # A backbone again, for its folding, schedule and prediction type; only its forward pass knows no z.
-        self.net = Backbone(_conditioned(backbone, dims, start, seed), backbone.scheduler, backbone.wrapping)
+        self.net = UNetBackbone(_conditioned(backbone, dims, start, seed), backbone.scheduler, backbone.wrapping)
         self.dims = dims
         self.to(backbone.unet.device, backbone.unet.dtype).requires_grad_(True).train()
 
@@ -103,7 +105,7 @@ def load_conditioned(folder: str | Path) -> ConditionedUNet:
     scheduler = read_scheduler(folder, folder / "decoder")
     with complaints_about(folder / "decoder" / "config.json"):
         wrapping = Wrapping(**description["wrapping"])
-        shape = Backbone(assemble_unet(description["unet"], wrapping), scheduler, wrapping)
+        shape = UNetBackbone(assemble_unet(description["unet"], wrapping), scheduler, wrapping)
         network = ConditionedUNet(shape, description["dims"])
     load_strictly(network.net.unet, state, str(folder / "decoder"))
     return network.eval()

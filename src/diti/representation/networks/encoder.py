@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,19 @@ from diti.core.device import frozen
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import MOST_TIMESTEPS, complaints_about, load_strictly, read_weights
+from diti.diffusion.kinds.watched import WatchedBackbone
+from diti.diffusion.unet import UNetBackbone, require_unet
 from diti.representation.networks.network_files import drawn_from, read_network, write_network
 from diti.representation.networks.principal import principal_components
-from diti.representation.networks.trunks import AuthorsTrunk, BackboneTrunk, GivenFeatures, ResidualTrunk
+from diti.representation.networks.trunks import (
+    AuthorsTrunk,
+    BackboneTrunk,
+    BlocksTrunk,
+    GivenFeatures,
+    ResidualTrunk,
+)
 
+Trunk: TypeAlias = AuthorsTrunk | ResidualTrunk | BackboneTrunk | BlocksTrunk | GivenFeatures
 Order = Literal["descending", "ascending"] | Sequence[int]
 Scale = Literal["whitened", "even"]
 COMMON = ("kind", "size", "dims", "frozen")
@@ -33,8 +42,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {  # kind -> the arguments of its trunk b
     "authors": (),
     "residual": ("channels",),
     "backbone": ("unet", "wrapping", "time"),
+    "blocks": ("blocks", "time", "features", "backbone"),
     "given": ("features",),
 }
+OVER_BACKBONE = ("backbone", "blocks")  # kinds that see through a diffusion model
 OPTIONAL = {"pixels", "whole", "mirrored"}  # what a description may leave out
 
 
@@ -47,17 +58,18 @@ class Encoder(nn.Module):
     feature_mean: Tensor
     feature_std: Tensor
 
-    def __init__(self, description: Mapping[str, Any]) -> None:
+    def __init__(self, description: Mapping[str, Any], backbone: Backbone | None = None) -> None:
         super().__init__()
         self.description = json.loads(json.dumps(description))  # as the file will hold it
         self.size, self.dims = int(description["size"]), int(description["dims"])
         self.frozen = bool(description["frozen"])
-        self.trunk = _trunk(self.description)
+        self.trunk = _trunk(self.description, backbone)
         features = self.trunk.features
         if not 1 <= self.dims <= features:
             remedy = {
                 "residual": "widen --encoder-channels",
                 "backbone": "use --encoder residual",
+                "blocks": "name more blocks in backbone.json",
                 "given": "give more features",
             }
             raise InputError(
@@ -67,7 +79,7 @@ class Encoder(nn.Module):
         self.register_buffer("feature_mean", torch.zeros(features))
         self.register_buffer("feature_std", torch.ones(features))
         self.head = nn.Linear(features, self.dims)
-        if description["kind"] == "backbone":  # features of unit variance then give dims of about unit variance
+        if description["kind"] in OVER_BACKBONE:  # features of unit variance then give dims of about unit variance
             nn.init.orthogonal_(self.head.weight)
             nn.init.zeros_(self.head.bias)
         self.trunk.requires_grad_(not self.frozen)
@@ -97,9 +109,16 @@ class Encoder(nn.Module):
             self.require_images(f"got shape {tuple(x.shape)}")
             taken = ", ".join(map(str, self.taken))
             raise InputError(f"images have shape {tuple(x.shape)}; this encoder takes (B, {taken})")
+        if isinstance(self.trunk, BlocksTrunk):
+            with torch.no_grad():
+                x = self.trunk.encode(x)
+        return self.features_of(x)
+
+    def features_of(self, x0: Tensor) -> Tensor:
+        """The same of images as the frozen model has them: (B,C,h,h) -> (B,F)."""
         learns = torch.is_grad_enabled() and not self.frozen
-        with torch.set_grad_enabled(learns), nullcontext() if learns else frozen(x.device):
-            return self.trunk(x).float()
+        with torch.set_grad_enabled(learns), nullcontext() if learns else frozen(x0.device):
+            return self.trunk(x0).float()
 
     def require_images(self, but: str = "images were given") -> None:
         """InputError for an encoder of features, which knows no image; it says what the model can do."""
@@ -169,18 +188,16 @@ def build_encoder(config: EncoderConfig, backbone: Backbone | int, seed: int) ->
         return encoder_from_description(description, seed)
     if isinstance(backbone, int):
         raise InputError("--encoder backbone copies a backbone, and none is given; use --encoder residual")
+    if isinstance(backbone, WatchedBackbone):
+        return encoder_from_description(description | _blocks_settings(config, backbone), seed, backbone)
+    backbone = require_unet(backbone)
     encoder = encoder_from_description(description | _backbone_settings(config, backbone), seed)
     load_strictly(encoder.trunk, taken_by(encoder, backbone.unet.state_dict()), "the backbone")
     return encoder
 
 
-def _backbone_settings(config: EncoderConfig, backbone: Backbone) -> dict[str, Any]:
-    times = list(config.encoder_time)
-    if not times or len(set(times)) < len(times):
-        raise InputError(f"--encoder-time is {times}; give one or more time-steps, each once")
-    for time in times:
-        if not 0 <= time < backbone.timesteps:
-            raise InputError(f"--encoder-time is {time}; the backbone has time-steps 0..{backbone.timesteps - 1}")
+def _backbone_settings(config: EncoderConfig, backbone: UNetBackbone) -> dict[str, Any]:
+    times = _times(config, backbone)
     more = {
         "pixels": config.encoder_pixels,
         "whole": config.encoder_path == "whole",
@@ -195,29 +212,57 @@ def _backbone_settings(config: EncoderConfig, backbone: Backbone) -> dict[str, A
     }
 
 
-def encoder_from_description(description: Mapping[str, Any], seed: int = 0) -> Encoder:
-    """A new encoder of that shape. Unknown and missing keys are errors."""
+def _blocks_settings(config: EncoderConfig, backbone: WatchedBackbone) -> dict[str, Any]:
+    if config.trunk != "frozen":
+        raise InputError(f"--trunk is {config.trunk}; what a {backbone.kind} sees stays frozen")
+    times, blocks = _times(config, backbone), list(backbone.blocks(config.encoder_path == "whole"))
+    more = {"pixels": config.encoder_pixels, "mirrored": config.encoder_mirror}
+    return {
+        "kind": "blocks",
+        "frozen": True,
+        "blocks": blocks,
+        "time": times,
+        "features": BlocksTrunk(backbone, blocks, times, pixels=config.encoder_pixels).features,
+        "backbone": backbone.digest(),  # of the weights that its codes depend on
+        **{name: True for name, asked in more.items() if asked},
+    }
+
+
+def _times(config: EncoderConfig, backbone: Backbone) -> list[int]:
+    times = list(config.encoder_time)
+    if not times or len(set(times)) < len(times):
+        raise InputError(f"--encoder-time is {times}; give one or more time-steps, each once")
+    for time in times:
+        if not 0 <= time < backbone.timesteps:
+            raise InputError(f"--encoder-time is {time}; the backbone has time-steps 0..{backbone.timesteps - 1}")
+    return times
+
+
+def encoder_from_description(
+    description: Mapping[str, Any], seed: int = 0, backbone: Backbone | None = None
+) -> Encoder:
+    """A new encoder of that shape. Unknown and missing keys are errors. backbone: whose blocks it looks at."""
     kind = description.get("kind")
     if kind not in SETTINGS:
         raise InputError(f"the encoder's kind is {kind!r}; use {', '.join(SETTINGS)}")
     wanted = {*COMMON, *SETTINGS[kind]}
-    allowed = wanted | OPTIONAL if kind == "backbone" else wanted
+    allowed = wanted | OPTIONAL if kind in OVER_BACKBONE else wanted
     if not wanted <= description.keys() <= allowed:
         faults = {"missing": wanted - description.keys(), "unknown": description.keys() - allowed}
         found = "; ".join(f"{name}: {', '.join(sorted(keys))}" for name, keys in faults.items() if keys)
         raise InputError(f"the description of a {kind} encoder does not fit; {found}")
     with drawn_from(seed, "encoder-weights"):
-        return Encoder(description)
+        return Encoder(description, backbone)
 
 
-def load_encoder(folder: str | Path) -> Encoder:
-    """The encoder that `Encoder.save` wrote, strictly every weight.
+def load_encoder(folder: str | Path, backbone: Backbone | None = None) -> Encoder:
+    """The encoder that `Encoder.save` wrote, strictly every weight. backbone: whose blocks it may look at.
 
     A model in the box stores a trunk that is its own backbone once, in the folder of that.
     """
     description, state = read_network(folder)
     with complaints_about(Path(folder) / "config.json"):
-        encoder = encoder_from_description(description)
+        encoder = encoder_from_description(description, backbone=backbone)
     if description["kind"] == "backbone" and not any(key.startswith(TRUNK) for key in state):
         unet = read_weights(Path(folder).parent / "unet")
         state |= {TRUNK + name: tensor for name, tensor in taken_by(encoder, unet).items()}
@@ -247,7 +292,7 @@ def given_encoder(size: int, dims: int, features: int) -> Encoder:
     )
 
 
-def _trunk(description: Mapping[str, Any]) -> AuthorsTrunk | ResidualTrunk | BackboneTrunk | GivenFeatures:
+def _trunk(description: Mapping[str, Any], backbone: Backbone | None) -> Trunk:
     kind, size = description["kind"], description["size"]
     if kind == "given":
         return GivenFeatures(description["features"])
@@ -260,4 +305,9 @@ def _trunk(description: Mapping[str, Any]) -> AuthorsTrunk | ResidualTrunk | Bac
     if not times or not all(isinstance(t, int) and 0 <= t < MOST_TIMESTEPS for t in times):
         raise InputError(f"the encoder's time is {time!r}; give one time-step of 0 or more, or a list of them")
     more = {name: bool(description.get(name, False)) for name in OPTIONAL}
+    if kind == "blocks":
+        if not isinstance(backbone, WatchedBackbone):
+            raise InputError("the encoder looks at blocks of a diffusion model, and that is not there")
+        del more["whole"]
+        return BlocksTrunk(backbone, description["blocks"], times, description["features"], **more)
     return BackboneTrunk(description["unet"], description["wrapping"], times, **more)

@@ -24,13 +24,13 @@ class LinearPart(nn.Module):
     times: Tensor  # (S,) rising centres of the stretches
     weights: Tensor  # (S,R,P) W_s
 
-    def __init__(self, size: int, count: int, dims: int, stretches: int) -> None:
+    def __init__(self, size: int, count: int, dims: int, stretches: int, channels: int = 3) -> None:
         super().__init__()
         for name, value in (("dims", dims), ("stretches", stretches)):
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} is {value!r}; a linear decoder needs a whole number of at least 1")
         self.dims = dims
-        self.axes = PixelAxes(size, count)
+        self.axes = PixelAxes(size, count, channels)
         self.register_buffer("times", torch.zeros(stretches))
         self.register_buffer("weights", torch.zeros(stretches, 1 + count + dims, count))
 
@@ -40,7 +40,7 @@ class LinearPart(nn.Module):
         return {"pixel_axes": self.axes.count, "stretches": len(self.times)}
 
     def forward(self, u: Tensor, t: Tensor, z: Tensor) -> Tensor:
-        """(B,3,H,H) u_θ, (B,), (B,D) masked z -> (B,3,H,H): V W_tᵀ (1, p, z) with p = Vᵀ(u - μ)."""
+        """(B,C,H,H) u_θ, (B,), (B,D) masked z -> (B,C,H,H): V W_tᵀ (1, p, z) with p = Vᵀ(u - μ)."""
         with torch.autocast(u.device.type, enabled=False):  # half precision would lose the fine directions
             p = self.axes.coordinates(u.to(self.weights.dtype))
             rows = torch.cat([torch.ones_like(p[:, :1]), p, z.to(p.dtype)], dim=1)  # (B,R)

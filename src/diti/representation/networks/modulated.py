@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from diti.core.errors import InputError
 from diti.core.rng import stream_seed
-from diti.diffusion.backbone import Backbone, assemble_unet, check_unet_config
+from diti.diffusion.backbone import Backbone
+from diti.diffusion.unet import assemble_unet, check_unet_config, require_unet
 
 STARTS = ("copy", "random")
 
@@ -30,6 +31,7 @@ def check_decoder(backbone: Backbone, dims: int, start: str, starts: Sequence[st
     if start not in starts:
         raise InputError(f"start is {start!r}; allowed: {', '.join(starts)}")
     if start != "none":
+        backbone = require_unet(backbone)
         check_unet_config(backbone.unet.config, backbone.wrapping)
 
 
@@ -86,6 +88,7 @@ def modulate_residual_blocks(module: nn.Module, time_width: int, z_width: int, *
 
 def starting_unet(backbone: Backbone, start: str, seed: int) -> UNet2DModel:
     """What a decoder is made from: a copy of the backbone's U-Net, or one of its shape with random weights."""
+    backbone = require_unet(backbone)
     if start == "copy":
         return copy.deepcopy(backbone.unet)
     return assemble_unet(backbone.unet.config, backbone.wrapping, stream_seed(seed, "decoder-weights"))

@@ -1,6 +1,7 @@
 """Images as coordinates on their principal axes, which live on a small grid so that large images stay cheap.
 
-Notation: B images, H side of an image, h side of the grid, P axes, V = `axes`, Q = `spread`.
+What holds for RGB pixels holds for the latents of an autoencoder. Notation: B images, C channels, H side of an
+image, h side of the grid, P axes, V = `axes`, Q = `spread`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ GRID = 64  # px: finer detail has so little variance that no principal axis woul
 
 
 class PixelAxes(nn.Module):
-    """P orthonormal axes of images (B,3,H,H), given on a grid of at most 64 px; `mean` and `axes` start at zero.
+    """P orthonormal axes of images (B,C,H,H), given on a grid of at most 64 px; `mean` and `axes` start at zero.
 
     Q has orthonormal columns, so that orthonormal axes on the grid are orthonormal in the full image too.
     """
 
     spread: Tensor  # (H,h) Q; it follows from the sizes, so no file holds it
-    mean: Tensor  # (3hh,) of the images, on the grid
-    axes: Tensor  # (3hh,P) V
+    mean: Tensor  # (Chh,) of the images, on the grid
+    axes: Tensor  # (Chh,P) V
 
-    def __init__(self, size: int, count: int) -> None:
+    def __init__(self, size: int, count: int, channels: int = 3) -> None:
         super().__init__()
-        self.size, self.grid, self.count = size, min(size, GRID), count
-        pixels = 3 * self.grid**2
+        self.size, self.grid, self.count, self.channels = size, min(size, GRID), count, channels
+        pixels = most_axes(channels, size)
         if not isinstance(count, int) or not 1 <= count <= pixels:
             raise InputError(f"{count!r} axes of images at {size} px; give a whole number from 1 to {pixels}")
         self.register_buffer("spread", spread_matrix(size, self.grid), persistent=False)
@@ -35,22 +36,27 @@ class PixelAxes(nn.Module):
         self.register_buffer("axes", torch.zeros(pixels, count))
 
     def on_grid(self, x: Tensor) -> Tensor:
-        """(B,3,H,H) -> (B,3hh): Qᵀ x Q of each channel."""
+        """(B,C,H,H) -> (B,Chh): Qᵀ x Q of each channel."""
         small = x if self.size == self.grid else self.spread.T @ x @ self.spread
         return small.flatten(1)
 
     def coordinates(self, x: Tensor) -> Tensor:
-        """(B,3,H,H) images -> (B,P): p = Vᵀ(x - μ)."""
+        """(B,C,H,H) images -> (B,P): p = Vᵀ(x - μ)."""
         return (self.on_grid(x) - self.mean) @ self.axes
 
     def difference(self, r: Tensor) -> Tensor:
-        """(B,3,H,H) differences of two images, from which the mean drops out -> (B,P): ρ = Vᵀ r."""
+        """(B,C,H,H) differences of two images, from which the mean drops out -> (B,P): ρ = Vᵀ r."""
         return self.on_grid(r) @ self.axes
 
     def picture(self, y: Tensor) -> Tensor:
-        """(B,P) -> (B,3,H,H): V y, the adjoint of `difference`. No mean is added."""
-        small = (y @ self.axes.T).reshape(-1, 3, self.grid, self.grid)
+        """(B,P) -> (B,C,H,H): V y, the adjoint of `difference`. No mean is added."""
+        small = (y @ self.axes.T).reshape(-1, self.channels, self.grid, self.grid)
         return small if self.size == self.grid else self.spread @ small @ self.spread.T
+
+
+def most_axes(channels: int, size: int) -> int:
+    """How many axes there can be: numbers on the grid."""
+    return int(channels * min(size, GRID) ** 2)
 
 
 def spread_matrix(size: int, grid: int) -> Tensor:

@@ -18,18 +18,17 @@ from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import Tensor, nn
 
 from diti.core.errors import InputError
-from diti.diffusion.backbone import Backbone, zero, zero_block_ends
+from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import complaints_about, load_strictly
 from diti.diffusion.schedule import (
-    eps_from_output,
     gather,
     lambda_eps,
     q_sample,
     reconstruction_loss_eps,
     root_snr,
     w_eps,
-    x0_from_output,
 )
+from diti.diffusion.unet import require_unet, zero, zero_block_ends
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.modulated import STARTS, check_decoder, modulate_residual_blocks, starting_unet
 from diti.representation.networks.network_files import drawn_from, read_network, write_network
@@ -97,7 +96,7 @@ class ShiftDecoder(nn.Module):
         _check_linear(backbone, dims, start, linear)
         self.backbone = backbone.requires_grad_(False)
         self.dims = dims
-        self.linear = None if linear is None else linear.to(backbone.unet.device)
+        self.linear = None if linear is None else linear.to(backbone.device)
         self.path = _new_path(backbone, dims, start, seed)
         self.train(self.training)
 
@@ -126,12 +125,11 @@ class ShiftDecoder(nn.Module):
         if self.path is None:
             output = backbone(x_t, t)
         else:
+            backbone = require_unet(backbone)
             emb = embed_time(backbone.unet, t)
             features = Features(*run_down(backbone.unet, backbone.fold(x_t), emb), emb)
             output = backbone.unfold(run_up(backbone.unet, *features))
-        abar_t, kind = gather(backbone.schedule.alpha_bar, t, x_t), backbone.prediction_type
-        eps, u = (read(output, x_t, abar_t, kind) for read in (eps_from_output, x0_from_output))
-        return Frozen(eps, u, features)
+        return Frozen(*backbone.read(output, x_t, t), features)
 
     def respond(self, frozen: Frozen, t: Tensor, z: Tensor) -> Prediction:
         """What z (B,D) adds to what the frozen network said at the same t (B,)."""
@@ -142,7 +140,7 @@ class ShiftDecoder(nn.Module):
             # By sqrt(SNR_t) a change of x0 becomes one of eps. Eq. A3.
             linear = gather(root_snr(self.backbone.schedule), t, frozen.u) * self.linear(frozen.u, t, z)
         if self.path is not None and frozen.features is not None:
-            g = self.backbone.unfold(self.path(*frozen.features, z))
+            g = require_unet(self.backbone).unfold(self.path(*frozen.features, z))
         return Prediction(frozen.eps, linear, g)
 
     @property
@@ -166,12 +164,15 @@ class ShiftDecoder(nn.Module):
 
 
 def losses_with(
-    decoder: ShiftDecoder, pixels: Tensor, t: Tensor, noise: Tensor, codes: Iterable[Tensor]
+    decoder: ShiftDecoder, x0: Tensor, t: Tensor, noise: Tensor, codes: Iterable[Tensor]
 ) -> Iterator[Tensor]:
-    """(B,) each: eq. 6 of the frozen model alone, then with each of the codes (B, D), which are masked already."""
+    """(B,) each: eq. 6 of the frozen model alone, then with each of the codes (B, D), which are masked already.
+
+    x0 (B,C,h,h): images as the frozen model has them.
+    """
     schedule = decoder.backbone.schedule
-    w_t, lam_t = gather(w_eps(schedule), t, pixels), gather(lambda_eps(schedule), t, pixels)
-    frozen = decoder.frozen(q_sample(pixels, noise, gather(schedule.alpha_bar, t, pixels)), t)
+    w_t, lam_t = gather(w_eps(schedule), t, x0), gather(lambda_eps(schedule), t, x0)
+    frozen = decoder.frozen(q_sample(x0, noise, gather(schedule.alpha_bar, t, x0)), t)
     yield weighted_loss(noise, Prediction(frozen.eps), w_t, lam_t)
     for code in codes:
         yield weighted_loss(noise, decoder.respond(frozen, t, code), w_t, lam_t)
@@ -189,7 +190,9 @@ def load_decoder(folder: str | Path, backbone: Backbone) -> ShiftDecoder:
         dims, linear = description["dims"], None
         start: Start = "copy"
         if description["kind"] == "linear":
-            linear = LinearPart(backbone.size, description["pixel_axes"], dims, description["stretches"])
+            linear = LinearPart(
+                backbone.shape[1], description["pixel_axes"], dims, description["stretches"], backbone.shape[0]
+            )
             start = "copy" if description["path"] else "none"
         decoder = ShiftDecoder(backbone, dims, start, linear=linear)
     decoder.load_decoder_state(state, str(folder))
@@ -202,10 +205,13 @@ def _check_linear(backbone: Backbone, dims: int, start: str, linear: LinearPart 
         raise InputError(
             "start is 'none', which leaves a decoder without parts; give a linear part, or start 'copy'"
         )
-    if linear is not None and (linear.dims, linear.axes.size) != (dims, backbone.size):
+    if linear is None:
+        return
+    axes, shape = linear.axes, backbone.shape
+    if (linear.dims, axes.channels, axes.size) != (dims, *shape[:2]):
         raise InputError(
-            f"the linear part is for {linear.dims} dims and {linear.axes.size} px, the decoder for {dims} dims "
-            f"and {backbone.size} px; solve it again with this backbone and code_dim"
+            f"the linear part is for {linear.dims} dims and {axes.channels} channels of {axes.size} px, the "
+            f"decoder for {dims} dims and {shape[0]} of {shape[1]} px; solve it again with this backbone"
         )
 
 
@@ -249,4 +255,4 @@ def _new_path(backbone: Backbone, dims: int, start: str, seed: int) -> ShiftPath
         path = ShiftPath(unet, dims)
     if start == "random":
         zero_block_ends(path)
-    return path.to(backbone.unet.device, backbone.unet.dtype).requires_grad_(True)
+    return path.to(backbone.device, unet.dtype).requires_grad_(True)

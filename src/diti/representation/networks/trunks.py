@@ -1,7 +1,8 @@
 """What turns an image into features, before the encoder's last layer. Each is (B,3,H,W) in [-1,1] -> (B,F).
 
 authors: the convolutions of the authors' 64 px and 128 px encoders.  residual: a small residual network for any
-size.  backbone: the diffusion U-Net's own down path, pooled.  given: features from elsewhere, (B,F) -> (B,F).
+size.  backbone: a copy of the diffusion U-Net's down path, pooled.  blocks: named blocks of any other frozen
+model, pooled, from its x0 (B,C,h,h).  given: features from elsewhere, (B,F) -> (B,F).
 Notation: B images, F features, C channels.
 """
 
@@ -17,7 +18,8 @@ from diffusers.models.attention_processor import Attention
 from torch import Tensor, nn
 
 from diti.core.errors import InputError
-from diti.diffusion.backbone import Wrapping, assemble_unet
+from diti.diffusion.kinds.watched import WatchedBackbone
+from diti.diffusion.unet import Wrapping, assemble_unet
 from diti.representation.networks.unet_paths import embed_time, run_down, run_levels_up
 
 AUTHORS_WIDTHS = {64: (64, 128, 128, 128), 128: (64, 128, 256, 256, 256)}  # image side, px -> their convolutions
@@ -178,6 +180,67 @@ class BackboneTrunk(nn.Module):
             for block, outputs in zip(self.down_blocks, skips[1:], strict=True)
         ]
         return [*down, *run_levels_up(self, h, skips, emb)] if self.whole else down
+
+
+class BlocksTrunk(nn.Module):
+    """Named blocks of a frozen diffusion model, fed the clean x0 as if it were x_t at each of `times`.
+
+    Features: each block's output averaged over the cells of a coarse grid, one time after the other; with `pixels`
+    also x0 itself. `mirrored`: averaged over x0 and its mirror image, in which an autoencoder's latents are those
+    of the mirrored picture only nearly. The model belongs to the decoder: it is no part of this module, and is
+    stored once.
+    """
+
+    def __init__(
+        self,
+        backbone: WatchedBackbone,
+        blocks: Sequence[str],
+        times: Sequence[int],
+        features: int | None = None,
+        pixels: bool = False,
+        mirrored: bool = False,
+    ) -> None:
+        super().__init__()
+        self.held = (backbone,)  # in a tuple, in which no module looks for its parts
+        self.blocks, self.times, self.pixels, self.mirrored = list(blocks), list(times), pixels, mirrored
+        self.features = features if features is not None else self._count()
+
+    @property
+    def backbone(self) -> WatchedBackbone:
+        """The frozen model."""
+        return self.held[0]
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """(B,3,H,H) -> x0 (B,C,h,h)."""
+        return self.backbone.encode(pixels)
+
+    def forward(self, x0: Tensor) -> Tensor:
+        """(B,C,h,h) -> (B,F)."""
+        seen = self.seen(x0)
+        return (seen + self.seen(x0.flip(-1))) / 2 if self.mirrored else seen
+
+    def seen(self, x0: Tensor) -> Tensor:
+        """(B,F) of x0 as it is."""
+        parts = [pooled(h) for time in self.times for h in self.backbone.maps(x0, time, self.blocks)]
+        if self.pixels:
+            parts.append(F.adaptive_avg_pool2d(x0, min(PIXEL_GRID, x0.shape[-1])).flatten(1))
+        return torch.cat([part.to(x0.dtype) for part in parts], dim=1)
+
+    def _count(self) -> int:
+        """How many features there are."""
+        channels, side, _ = self.backbone.shape
+        cells = min(PIXEL_GRID, side) ** 2
+        at_one_time = sum(
+            width * pooled_side(width, min(rows, columns)) ** 2
+            for width, rows, columns in self.backbone.map_shapes(self.blocks)
+        )
+        return len(self.times) * at_one_time + (channels * cells if self.pixels else 0)
+
+
+def pooled(h: Tensor) -> Tensor:
+    """(B,C,h,w) averaged to a grid of up to 4×4 cells and so many features -> (B,F)."""
+    side = pooled_side(h.shape[1], min(h.shape[2:]))
+    return F.adaptive_avg_pool2d(h, side).flatten(1)
 
 
 def level_shapes(widths: Sequence[int], side: int, whole: bool) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,13 +18,13 @@ from torch import Tensor
 from diti.core.device import frozen, on_host, sent
 from diti.core.errors import InputError
 from diti.core.lanes import in_lanes, lanes_on
-from diti.core.processes import from_main, is_main, place
+from diti.core.meeting import told_by_main
+from diti.core.processes import State, is_main, place, state_from_main
 from diti.core.progress import progress_bar
 from diti.core.rng import Draws
 from diti.core.state import load_state, save_state
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.schedule import gather, q_sample
-from diti.representation.models.model import images_at_once
 from diti.representation.solve.look import Look, Walk
 from diti.representation.solve.stretches import Stretches
 from diti.representation.solve.sums import Sums
@@ -48,7 +49,7 @@ class Pass:
     look: Look
     seed: int
     trunk: Callable[[Tensor], Tensor] | None = None  # looks at the reconstructions of the first images, too
-    shown_images: int = 0  # so many
+    shown_images: int = 0  # how many of them
 
     def new_sums(self, shown: bool = False, device: torch.device | None = None) -> Sums:
         axes, features = self.look.pixel_axes.count, len(self.look.whitening.variance)
@@ -58,7 +59,7 @@ class Pass:
         """Take in the images of the walk up to position `until`; yields after every chunk."""
         rank, count = place()
         most = BATCH if on_host(walk.device) else CHUNK
-        together = min(most, images_at_once(self.look.pixel_axes.size, walk.device))
+        together = min(most, walk.at_once)
         while sums.images < until:
             stop = min(until, sums.images + CHUNK)
             alone = count == 1 and on_host(walk.device)
@@ -74,7 +75,7 @@ class Pass:
 
     def take_in(self, sums: Sums, walk: Walk, start: int, count: int) -> None:
         """The images at these positions, at one draw from each stretch: the lanes share the stretches."""
-        x, rows = walk.pixels(start, count)
+        x, rows = walk.clean(start, count)
         look = self.look.there
         phi = look.phi_of(walk, start, x, rows)
         sums.add_images(phi)
@@ -90,7 +91,7 @@ class Pass:
             with frozen(x.device):
                 u = self.backbone.x0(x_t, t).float()
             if trunk is not None:
-                sums.add_shown(stretch, look.whitening(trunk(u.clamp(-1, 1))), phi)
+                sums.add_shown(stretch, look.whitening(trunk(self.backbone.within(u))), phi)
             lost = x - u
             squares = lost.to(phi.dtype).square().flatten(1).sum(1)
             if on_host(x):  # elsewhere the sums of a chunk are looked at
@@ -103,8 +104,9 @@ class Pass:
 
     def require_finite(self, sums: Sums) -> None:
         """As below, of the mean over all images."""
+        axes = self.look.pixel_axes
         for stretch, squares in enumerate(sums.tensors["lost"] / sums.images):
-            require_finite(squares, 3 * self.look.pixel_axes.size**2, self.stretches, stretch)
+            require_finite(squares, axes.channels * axes.size**2, self.stretches, stretch)
 
 
 def require_finite(squares: Tensor, pixels: int, stretches: Stretches, stretch: int) -> None:
@@ -175,7 +177,7 @@ def collect(
     log: told each look once, those that the state knows of first.
     """
     sums, scores = job.new_sums(shown=job.trunk is not None), []
-    if state is not None and (found := load_state(state)) is not None:
+    if (found := state_from_main(lambda: loaded(state))) is not None:
         sums.restore(found[0])
         scores = [(int(n), float(share)) for n, share in found[1]["scores"]]
     for look in scores:
@@ -191,11 +193,17 @@ def collect(
                     save_state(state, sums.images, sums.state(), {"scores": scores})
                     saved = time.monotonic()
         if images is None:
-            scores.append((sums.images, from_main(score(sums) if main else 0.0)))
+            scores.append((sums.images, told_by_main(partial(score, sums))))
             _tell(log, scores[-1])
     if main and state is not None and sums.images > continued_at:
         save_state(state, sums.images, sums.state(), {"scores": scores})  # what follows may be stopped too
     return sums
+
+
+def loaded(state: Path | None) -> State | None:
+    """The newest state in a folder, where there is one."""
+    found = None if state is None else load_state(state)
+    return None if found is None else found[:2]
 
 
 def _tell(log: Callable[..., None], look: tuple[int, float]) -> None:

@@ -5,6 +5,8 @@ Notation: N training images, F features, D length of z, P pixel axes, E whitened
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,19 @@ from torch import Tensor
 from diti.config import SolveConfig
 from diti.core.device import sent
 from diti.core.errors import InputError
-from diti.core.processes import is_main
+from diti.core.lanes import lanes_on
+from diti.core.processes import State, is_main, state_from_main
 from diti.core.progress import progress_bar
 from diti.core.rng import numpy_generator
-from diti.core.state import load_state, save_state
+from diti.core.state import save_state
 from diti.data.prepared import Dataset, Stream
 from diti.diffusion.backbone import Backbone
+from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.representation.features import kept_features
 from diti.representation.networks.encoder import Encoder, build_encoder, given_encoder
-from diti.representation.networks.pixel_axes import GRID
-from diti.representation.solve.collect import Pass, collect
-from diti.representation.solve.look import LOOKED_AT, FeatureMap, Look, Walk, first_look
+from diti.representation.networks.pixel_axes import most_axes
+from diti.representation.solve.collect import BATCH, Pass, collect, loaded, next_mark
+from diti.representation.solve.look import LOOKED_AT, FeatureMap, Look, Shape, Walk, first_look
 from diti.representation.solve.solution import Evidence, quick_removed
 from diti.representation.solve.stretches import make_stretches
 from diti.representation.solve.sums import Sums
@@ -38,9 +42,12 @@ PER_DIM = 4  # images that each dim of z needs at least
 PER_AXIS = 8  # images for each pixel axis
 SHOWN, SHOWN_PER_DIM = 1_024, 4  # images whose reconstructions are looked at, at least, and per dim of z
 
+TOLD_MINUTES = 2  # from which on a pass is announced
 LOOK, VALIDATED = "look", "validation"  # folders of the state, beside those of the pass
 
 Log = Callable[..., None]
+
+logger = logging.getLogger(__name__)
 
 
 def unsolved_encoder(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> Encoder:
@@ -62,22 +69,47 @@ def gather_evidence(
     """Look, then pass over the images. state: folder to continue from. log: told how the rule went."""
     train_rows, valid_rows = split_rows(dataset, config.seed)
     images, settings, dims = len(train_rows), config.solution, config.code_dim
-    require_images(config, images, backbone.size)
+    require_images(config, images, backbone.shape)
     walk, valid_walk = _walks(config, backbone, dataset, encoder, features, (train_rows, valid_rows))
-    look = _looked(config, encoder, backbone.size, walk, images, state)
+    look = _looked(config, encoder, backbone.shape, walk, images, state)
     stretches = make_stretches(backbone.schedule, min(settings.stretches, backbone.timesteps))
-    trunk = encoder.features if settings.lost_in == "features" else None
+    trunk = encoder.features_of if settings.lost_in == "features" else None
     job = Pass(backbone, stretches, look, config.seed, trunk, shown_images=max(SHOWN, SHOWN_PER_DIM * dims))
     valid = _validation_sums(job, valid_walk, min(VALIDATION, DRAWS_OF_ONE * len(valid_rows)), state)
+
+    regressors = 1 + pixel_axes_count(config, images, backbone.shape) + dims
+    if is_main():
+        tell_duration(job, walk, config.images or next_mark(regressors, [], settings.tolerance))
 
     def removed(sums: Sums) -> float:
         return quick_removed(Evidence(stretches, look, sums, valid), dims, settings.features_weight)
 
     train = collect(
-        job, walk, removed, regressors=1 + pixel_axes_count(config, images, backbone.size) + dims,
-        images=config.images, tolerance=settings.tolerance, state=state, log=log,
+        job, walk, removed, regressors=regressors, images=config.images, tolerance=settings.tolerance,
+        state=state, log=log,
     )  # fmt: skip
     return Evidence(stretches, look, train, valid)
+
+
+@torch.no_grad()
+def tell_duration(job: Pass, walk: Walk, images: int) -> None:
+    """A line that says how long the pass will take at least, where that is long: by a batch of the network."""
+    backbone, count = job.backbone, min(BATCH, walk.at_once)
+    if not isinstance(backbone, WatchedBackbone):
+        return  # the U-Nets made here are done in minutes
+    x = torch.zeros(count, *backbone.shape, device=backbone.device)
+    t = torch.zeros(count, dtype=torch.int64, device=backbone.device)
+    backbone.x0(x[:1], t[:1]).sum().item()  # the first call is slower than the others
+    began = time.monotonic()
+    backbone.x0(x, t).sum().item()
+    at_one = (time.monotonic() - began) / count / lanes_on(backbone.device)
+    minutes = images * job.stretches.count * at_one / 60
+    if minutes >= TOLD_MINUTES:
+        logger.warning(
+            "%.2g s per image and stretch of time: the pass takes about %.0f minutes for its first %s images; "
+            "fewer --stretches, or fewer --images, shorten it",
+            at_one, minutes, f"{images:,}",
+        )  # fmt: skip
 
 
 def split_rows(dataset: Dataset, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,12 +122,12 @@ def split_rows(dataset: Dataset, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(mixed[held_out:]), np.sort(mixed[:held_out])
 
 
-def pixel_axes_count(config: SolveConfig, images: int, size: int) -> int:
+def pixel_axes_count(config: SolveConfig, images: int, shape: Shape) -> int:
     """P: as many principal axes of the pixels as wanted, or as images and pixels allow."""
-    return max(1, min(config.solution.pixel_axes, images // PER_AXIS, 3 * min(size, GRID) ** 2))
+    return max(1, min(config.solution.pixel_axes, images // PER_AXIS, most_axes(*shape[:2])))
 
 
-def require_images(config: SolveConfig, images: int, size: int) -> None:
+def require_images(config: SolveConfig, images: int, shape: Shape) -> None:
     """InputError for fewer training images, or a shorter pass over them, than the regressions need."""
     dims = config.code_dim
     if images < PER_DIM * dims:
@@ -105,7 +137,7 @@ def require_images(config: SolveConfig, images: int, size: int) -> None:
             f"{images} training images are too few for a code of {dims} dims: {remedy}give at least "
             f"{PER_DIM * dims} training images"
         )
-    regressors = 1 + pixel_axes_count(config, images, size) + dims
+    regressors = 1 + pixel_axes_count(config, images, shape) + dims
     if config.images is not None and config.images < 2 * regressors:
         raise InputError(
             f"--images {config.images} is too short: each regression has {regressors} regressors and needs twice "
@@ -116,10 +148,10 @@ def require_images(config: SolveConfig, images: int, size: int) -> None:
 def feature_map(encoder: Encoder, given: np.ndarray | None) -> FeatureMap:
     """What is seen in images: by the encoder's frozen trunk, or rows of an array (N, F), given or kept."""
     if given is None:
-        return lambda pixels, rows: encoder.features(pixels)
+        return lambda x0, rows: encoder.features_of(x0)
 
-    def look_up(pixels: Tensor, rows: np.ndarray) -> Tensor:
-        return sent(torch.from_numpy(np.asarray(given[rows], np.float32)), pixels.device)
+    def look_up(x0: Tensor, rows: np.ndarray) -> Tensor:
+        return sent(torch.from_numpy(np.asarray(given[rows], np.float32)), x0.device)
 
     return look_up
 
@@ -154,27 +186,36 @@ def _walks(
     seen = feature_map(encoder, features)
     train, valid = Stream(rows[0], config.seed, flip=flip), Stream(rows[1], config.seed, flip=False)
     return (
-        Walk(dataset, train, seen, device, "solve-train"),
-        Walk(dataset, valid, seen, device, "solve-valid"),
+        Walk(dataset, train, seen, device, "solve-train", backbone.encode),
+        Walk(dataset, valid, seen, device, "solve-valid", backbone.encode),
     )
 
 
-def _looked(config: SolveConfig, encoder: Encoder, size: int, walk: Walk, images: int, state: Path | None) -> Look:
+def _looked(
+    config: SolveConfig, encoder: Encoder, shape: Shape, walk: Walk, images: int, state: Path | None
+) -> Look:
     """The first look at some training images, or that of a run that was stopped.
 
     With another number of threads axes may get other signs, and the sums of a state belong to its own axes.
     """
-    if state is not None and (found := load_state(state / LOOK)) is not None:
-        return Look.restored(found[0], size, walk)
-    whitened = min(config.solution.whitened, encoder.trunk.features, images // PER_DIM)
-    pixels = pixel_axes_count(config, images, size)
-    return first_look(walk, min(LOOKED_AT, images), size, pixels, whitened, config.code_dim, config.seed)
+
+    def look() -> State:
+        if (found := loaded(state and state / LOOK)) is not None:
+            return found
+        whitened = min(config.solution.whitened, encoder.trunk.features, images // PER_DIM)
+        pixels = pixel_axes_count(config, images, shape)
+        made = first_look(walk, min(LOOKED_AT, images), shape, pixels, whitened, config.code_dim, config.seed)
+        return made.state(), {}
+
+    found = state_from_main(look)  # on other devices axes may get other signs, too
+    assert found is not None
+    return Look.restored(found[0], shape, walk)
 
 
 def _validation_sums(job: Pass, walk: Walk, images: int, state: Path | None) -> Sums:
     """Sums over validation images, computed once for a run that was stopped; with what the job saw at first."""
     sums = job.new_sums()
-    if state is not None and (found := load_state(state / VALIDATED)) is not None:
+    if (found := state_from_main(lambda: loaded(state and state / VALIDATED))) is not None:
         sums.restore(found[0])
         return sums
     with progress_bar("validation images", images, shown=is_main()) as advance:

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -25,11 +26,17 @@ from diti.representation.models.model import images_at_once
 from diti.representation.networks.pixel_axes import PixelAxes
 from diti.representation.networks.principal import OVERSAMPLED, low_rank, principal_components
 
+Shape: TypeAlias = tuple[int, int, int]  # (C,h,h) of one x0
+
 LOOKED_AT = 8_192  # images; the axes of more would hardly differ, and memory must not grow with the data
 PIXEL_IMAGES = 4_096  # of these for the axes of the pixels
 BATCH = 128
 
-FeatureMap = Callable[[Tensor, np.ndarray], Tensor]  # pixels (B,3,H,W), their rows (B,) → features (B, F)
+FeatureMap = Callable[[Tensor, np.ndarray], Tensor]  # x0 (B,C,h,h), their rows (B,) → features (B, F)
+
+
+def _as_they_are(pixels: Tensor) -> Tensor:
+    return pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +48,18 @@ class Walk:
     features: FeatureMap
     device: torch.device
     purpose: str  # names the random numbers that go with the images
+    encode: Callable[[Tensor], Tensor] = _as_they_are  # pictures (B,3,H,H) to x0 of the diffusion model
 
-    def pixels(self, start: int, count: int) -> tuple[Tensor, np.ndarray]:
-        """Images (B,3,H,W) on the device, and their rows (B,)."""
+    def clean(self, start: int, count: int) -> tuple[Tensor, np.ndarray]:
+        """x0 (B,C,h,h) of images on the device, and their rows (B,)."""
         rows, flips = self.stream.take(start, count)
-        return sent(to_float(self.dataset.pixels(rows, flips)), self.device), rows
+        with torch.no_grad():
+            return self.encode(sent(to_float(self.dataset.pixels(rows, flips)), self.device)), rows
+
+    @property
+    def at_once(self) -> int:
+        """Images in one batch."""
+        return images_at_once(self.dataset.size, self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,25 +108,28 @@ class Look:
         return {**vars(self.whitening), "phi": self.phi, **axes}
 
     @classmethod
-    def restored(cls, state: Mapping[str, Tensor], size: int, walk: Walk) -> Look:
-        """What `state` gave, of images of that size, for the same walk."""
-        axes = PixelAxes(size, state["pixel_axes.axes"].shape[1])
+    def restored(cls, state: Mapping[str, Tensor], shape: Shape, walk: Walk) -> Look:
+        """What `state` gave, of x0 of that shape, for the same walk."""
+        axes = PixelAxes(shape[1], state["pixel_axes.axes"].shape[1], shape[0])
         axes.load_state_dict({name: state[f"pixel_axes.{name}"] for name in axes.state_dict()})
         whitening = Whitening(*(state[name] for name in ("mean", "std", "axes", "variance")))
         return cls(axes, whitening, state["phi"], walk)
 
 
 @torch.no_grad()
-def first_look(walk: Walk, images: int, size: int, pixels: int, features: int, dims: int, seed: int) -> Look:
-    """Look at the first `images` of the walk; keep `pixels` axes, and `features` features, or `dims` at least."""
+def first_look(walk: Walk, images: int, shape: Shape, pixels: int, features: int, dims: int, seed: int) -> Look:
+    """Look at the first `images` of the walk; keep `pixels` axes, and `features` features, or `dims` at least.
+
+    shape: (C,h,h) of one x0.
+    """
     found: list[Tensor] = []
     on_grid: list[Tensor] = []
-    axes = PixelAxes(size, pixels)
-    together = images_at_once(size, walk.device)
+    axes = PixelAxes(shape[1], pixels, shape[0])
+    together = walk.at_once
     starts = range(0, images, together)
 
     def look(start: int) -> tuple[Tensor, Tensor | None]:
-        x, rows = walk.pixels(start, min(together, images - start))
+        x, rows = walk.clean(start, min(together, images - start))
         return walk.features(x, rows).cpu().float(), axes.on_grid(x.cpu()) if start < PIXEL_IMAGES else None
 
     with progress_bar("a first look", images, shown=is_main()) as advance:
@@ -138,7 +155,7 @@ def whitened(features: Tensor, most: int, least: int, seed: int = 0) -> Whitenin
 
 
 def set_pixel_axes(axes: PixelAxes, images: Tensor, seed: int) -> None:
-    """Fill in mean and first principal axes of images on the grid (N, 3hh), by a randomised decomposition."""
+    """Fill in mean and first principal axes of images on the grid (N, Chh), by a randomised decomposition."""
     mean = images.mean(0)
     found = low_rank(images - mean, axes.count + OVERSAMPLED, seed, "pixel-axes")[2]
     axes.mean.copy_(mean)

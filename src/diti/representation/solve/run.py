@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,9 +17,11 @@ import numpy as np
 import torch
 
 from diti.config import SolveConfig, TrainingConfig
+from diti.core.card import Findings
 from diti.core.device import AUTO, HOST, Device
 from diti.core.errors import InputError
 from diti.core.loop import compile_networks, make_accelerator
+from diti.core.meeting import meet, told_by_main
 from diti.core.outputs import require_writable
 from diti.core.processes import require_alone
 from diti.core.runs import RunFolder, as_path, read_mapping
@@ -26,9 +29,10 @@ from diti.core.settings import differences, from_options, load_yaml
 from diti.data.prepared import Dataset
 from diti.data.sources import as_dataset, place_of
 from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.diffusion.start_run import open_together
 from diti.representation.checks import assess_diti
-from diti.representation.finish import Findings, finish, training_statistics
+from diti.representation.finish import finish, training_statistics
 from diti.representation.models.diffusion import DiTi
 from diti.representation.models.loading import as_backbone, backbone_name, load
 from diti.representation.models.metric import solved_metric
@@ -76,7 +80,7 @@ def solve_models(
     began = time.monotonic()
     first = next(iter(configs))
     config = max(configs.values(), key=lambda one: one.code_dim)  # what serves the longest code serves all
-    # What is there already is told further on; this is about the place, and about what is read.
+    # What is already there is checked later; this is about the place, and about what is read.
     places = {"--out": [out / "model.json" for out in configs]}
     require_writable(places, [config.data, config.backbone], overwrite=True)
     backbone = held.backbone or load_backbone(config.backbone, HOST)
@@ -84,23 +88,27 @@ def solve_models(
         validate(one, backbone, held.features)
     accelerator = make_accelerator(TrainingConfig(), device)
     main = accelerator.is_main_process
-    found: dict[Path, Findings | None] = dict.fromkeys(configs)
+    found: dict[Path, Findings | None] = dict.fromkeys(configs)  # in other processes they are empty
     with ExitStack() as folders:
         for out in configs:
             folders.enter_context(RunFolder(out).held(main))
         data = config.data if held.dataset is None else held.dataset
-        dataset = open_together(data, backbone.size, accelerator)
+        dataset = open_together(data, backbone.size)
         backbone.require_size(dataset.size)
         for one in configs.values():
-            require_images(one, len(split_rows(dataset, one.seed)[0]), backbone.size)
+            require_images(one, len(split_rows(dataset, one.seed)[0]), backbone.shape)
         inputs = inputs_of(dataset, backbone, held.features)
-        todo = [out for out, one in configs.items() if not begin(one, RunFolder(out), inputs, main)]
+        begun_now = told_by_main(lambda: [not begin(one, RunFolder(out), inputs) for out, one in configs.items()])
+        todo = [out for out, new in zip(configs, begun_now, strict=True) if new]
         if not todo:
             if main:
                 remove_states(configs)
             return found
-        accelerator.wait_for_everyone()
         begun()
+        if main and (caution := backbone.caution()):
+            logging.getLogger(__name__).warning(caution)
+        if main and (caution := backbone.caution()):
+            logging.getLogger(__name__).warning(caution)
 
         def log(**facts: Any) -> None:
             for out in todo if main else ():
@@ -112,23 +120,23 @@ def solve_models(
         encoder = unsolved_encoder(config, backbone, held.features).to(accelerator.device)
         state = first / "state"
         evidence = gather_evidence(config, backbone, dataset, encoder, held.features, state=state, log=log)
-        for out in todo:
+        found |= dict.fromkeys(todo, Findings())
+        for out in todo if main else ():
             own = unsolved_encoder(configs[out], backbone, held.features).to(accelerator.device)
             solved = assemble(configs[out], backbone, own, evidence, cut_by_hand(configs[out], backbone))
-            found[out] = Findings()
-            if main:
-                seconds = time.monotonic() - began
-                found[out] = write(configs[out], solved, dataset, RunFolder(out), seconds, held.features)
-                if held.features is None:  # no training asks for a solution over others
-                    remember(configs[out], solved, backbone, dataset)
+            seconds = time.monotonic() - began
+            found[out] = write(configs[out], solved, dataset, RunFolder(out), seconds, held.features)
+            if held.features is None:  # no training asks for a solution over others
+                remember(configs[out], solved, backbone, dataset)
         if main:
             remove_states(configs)
+    meet()  # the first one writes
     accelerator.end_training()
     return found
 
 
 def remove_states(folders: Iterable[Path]) -> None:
-    """Hundreds of MB that nobody needs once all is solved."""
+    """Remove hundreds of MB that are of no use once everything is solved."""
     for folder in folders:
         shutil.rmtree(folder / "state", ignore_errors=True)
 
@@ -170,19 +178,20 @@ def inputs_of(dataset: Dataset, backbone: Backbone, features: np.ndarray | None)
     }  # fmt: skip
 
 
-def begin(config: SolveConfig, run: RunFolder, inputs: dict[str, Any], main: bool) -> bool:
-    """Whether the folder holds this very solution already; if not, the main process begins the run there."""
+def begin(config: SolveConfig, run: RunFolder, inputs: dict[str, Any]) -> bool:
+    """Whether the folder holds this very solution already; if not, the run begins there."""
     if solved_already(config, run.path, inputs):
         return True
-    if main:
-        # The state may be that of another run, which shares the pass: what was made here already is made again.
-        run.begin(config, inputs, FREE, needs_state=False)
-        run.rewind_log(0)  # the looks of a stopped run are in its state: the pass tells them again
+    # The state may be that of another run, which shares the pass: what was made here already is made again.
+    run.begin(config, inputs, FREE, needs_state=False)
+    run.rewind_log(0)  # the looks of a stopped run are in its state: the pass tells them again
     return False
 
 
 def validate(config: SolveConfig, backbone: Backbone, features: np.ndarray | None = None) -> None:
     """InputError for what cannot be solved, before any work. features: given ones (N, F)."""
+    if config.compile and isinstance(backbone, WatchedBackbone):
+        raise InputError(f"--compile is not for a {backbone.kind}, whose blocks are looked at; leave it out")
     unsolved_encoder(config, backbone, features)
     if features is not None and config.solution.lost_in == "features":
         raise InputError(
@@ -284,7 +293,8 @@ def solve(
     given = None if features is None else require_features(features, dataset)
     if out is not None:
         solve_models({Path(out): config}, held=Held(frozen, dataset, given), device=frozen.device)
-        return cast(DiTi, load(out, frozen.device))
+        again = frozen if isinstance(frozen, WatchedBackbone) else None  # others lie in the folder as they are
+        return cast(DiTi, load(out, frozen.device, backbone=again))
     validate(config, frozen, given)
     cut = cut_by_hand(config, frozen)
     return solved_model(config, solve_networks(config, frozen, dataset, features=given, partition=cut), dataset)

@@ -56,10 +56,11 @@ class Solution:
     removed: float  # share of the frozen model's validation loss, by the sums
     removed_without_z: float  # the same for the regression on û alone
 
-    def linear_part(self, evidence: Evidence, size: int) -> LinearPart:
+    def linear_part(self, evidence: Evidence) -> LinearPart:
         """The decoder's linear part."""
         axes = evidence.look.pixel_axes
-        part = LinearPart(size, axes.count, self.directions.shape[1], evidence.stretches.count)
+        dims, stretches = self.directions.shape[1], evidence.stretches.count
+        part = LinearPart(axes.size, axes.count, dims, stretches, axes.channels)
         part.axes.load_state_dict(axes.state_dict())
         part.times.copy_(evidence.stretches.centres)
         part.weights.copy_(self.weights)

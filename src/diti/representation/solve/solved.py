@@ -64,6 +64,6 @@ def assemble(
         partition=partition,
     )
     encoder.set_head(*solution.head(evidence))
-    linear = solution.linear_part(evidence, backbone.size)
+    linear = solution.linear_part(evidence)
     decoder = ShiftDecoder(backbone, config.code_dim, "none", linear=linear)
     return Solved(encoder, linear, decoder, solution, evidence)

@@ -10,7 +10,8 @@ from pathlib import Path
 from diti.config import SolveConfig, TrainConfig
 from diti.core.errors import InputError
 from diti.core.machine import cache_folder
-from diti.core.processes import from_main, is_main
+from diti.core.meeting import told_by_main
+from diti.core.processes import folder_from_main, place
 from diti.core.runs import atomic_path, read_json, versions, write_json
 from diti.data.prepared import Dataset
 from diti.diffusion.backbone import Backbone
@@ -18,7 +19,8 @@ from diti.representation.networks.encoder import Encoder, load_encoder
 from diti.representation.networks.linear import LinearPart
 from diti.representation.networks.shift import load_decoder
 from diti.representation.partition import Partition
-from diti.representation.solve.solved import Solved, solve_networks
+from diti.representation.solve.evidence import gather_evidence, unsolved_encoder
+from diti.representation.solve.solved import Solved, assemble
 
 
 def solve_settings(config: TrainConfig) -> SolveConfig:
@@ -41,13 +43,13 @@ def solved_start(
     """Encoder, linear part of the decoder and partition; partition: a cut to keep to, or None for `matched`."""
     settings = solve_settings(config)
     folder = _place(settings, backbone, dataset, partition)
-    found = _kept(folder, backbone)
-    if not from_main(float(found is not None)):  # one answer for all processes
-        solved = solve_networks(settings, backbone, dataset, partition=partition)
-        if is_main():
-            _keep(solved, folder)
-        found = solved.encoder, solved.linear, solved.solution.partition
-    encoder, linear, cut = found or _read(folder, backbone)
+    if not told_by_main(lambda: _kept(folder, backbone) is not None):  # one answer for all processes
+        unsolved = unsolved_encoder(settings, backbone).to(backbone.device)
+        evidence = gather_evidence(settings, backbone, dataset, unsolved)
+        if place()[0] == 0:
+            _keep(assemble(settings, backbone, unsolved, evidence, partition), folder)
+    with folder_from_main(folder) as held:
+        encoder, linear, cut = _read(held, backbone)
     if config.code.trunk == "fine-tuned":
         encoder = _free(encoder)
     return encoder, linear, cut
@@ -70,7 +72,7 @@ def _keep(solved: Solved, folder: Path) -> None:
 
 
 def _kept(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partition] | None:
-    """The solution in the cache; None where there is none, or a damaged one, which is solved anew."""
+    """The solution in the cache; None where there is none, or a damaged one, which is solved again."""
     try:
         return _read(folder, backbone) if (folder / "partition.json").is_file() else None
     except InputError:
@@ -80,7 +82,7 @@ def _kept(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partit
 def _read(folder: Path, backbone: Backbone) -> tuple[Encoder, LinearPart, Partition]:
     linear = load_decoder(folder / "decoder", backbone).linear
     if linear is None:
-        raise InputError(f"{folder} holds a decoder that was not solved; remove that folder to solve it anew")
+        raise InputError(f"{folder} holds a decoder that was not solved; remove that folder to solve it again")
     cut = Partition.from_json(read_json(folder / "partition.json"))
     return load_encoder(folder / "encoder"), linear, cut
 

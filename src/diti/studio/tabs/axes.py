@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.edit.axes import push_axes
+from diti.edit.axes import deviation
+from diti.edit.compose import push
 from diti.edit.invert import Inverted
-from diti.edit.manipulate import push
 from diti.exploring.axes import extremes
 from diti.representation.models.axis_names import Key
 from diti.studio import markup
@@ -36,7 +36,7 @@ from diti.studio.session import Visitor
 from diti.studio.tabs.examples import FARTHEST, Examples
 
 AT_THE_ENDS = 8  # pictures lowest and highest on an axis
-REACH = 4.0  # standard deviations
+REACH = 3.0  # standard deviations: farther out are few pictures
 
 
 class Axes:
@@ -100,10 +100,9 @@ class Axes:
         axis, std = self._axis(visitor), self.world.statistics()[1]
 
         def edit(start: Inverted) -> tuple[Tensor, Tensor]:
-            place = [real(moved, -REACH, REACH)]
-            code = push_axes(start.z[0], std, [{axis: 1.0}], place, self.world.found)[0]
+            code = start.z + real(moved, -REACH, REACH) * deviation(axis, std, self.world.found)
             if visitor.own is not None:
-                code = push(code, visitor.own, FARTHEST * real(own_moved, -1, 1))
+                code = push(code, visitor.own, real(own_moved, -FARTHEST, FARTHEST))
             return code, start.x_T
 
         for value, line in drawn(self.world, visitor, ("image",), edit):

@@ -14,7 +14,7 @@ from diti.studio import markup
 from diti.studio.parts import Desk, gallery, html, sent, titled
 from diti.studio.session import SIDES, Visitor
 
-FARTHEST = 0.6  # the paper's scale s at the end of the slider
+FARTHEST = 2.0  # strength at the end of the slider
 
 
 class Examples:
@@ -25,7 +25,7 @@ class Examples:
         with gr.Accordion("Make a slider of your own from examples", open=False):
             html(
                 "<p class='hint'>Click pictures that <b>have</b> what you mean, then some that <b>lack</b> it; "
-                "without those, the average picture is meant. Eight of each are a good start.</p>"
+                "without those, the average picture takes their place. Eight of each are a good start.</p>"
             )
             side = gr.Radio(
                 [("have it (like)", "like"), ("lack it (unlike)", "unlike")], value="like",
@@ -42,7 +42,13 @@ class Examples:
                 label="They are pairs, in this order: the same thing with and without it", elem_id="paired"
             )
             self.strength = gr.Slider(
-                -1, 1, 0, step=0.1, label="My slider: less to more", visible=False, elem_id="own-strength"
+                -FARTHEST,
+                FARTHEST,
+                0,
+                step=0.1,
+                label="My slider: less to more",
+                visible=False,
+                elem_id="own-strength",
             )
         if faces is not None:
             desk.on(faces.select, self.add_row, [side], shown, heavy=False)
@@ -80,7 +86,7 @@ class Examples:
             visitor.own = make(
                 model, "my slider", like, unlike, codes=None if known else torch.from_numpy(self.world.codes)
             )
-        yield gr.Slider(value=0.5, visible=True)
+        yield gr.Slider(value=1, visible=True)
 
 
 def _both(visitor: Visitor) -> list[str]:

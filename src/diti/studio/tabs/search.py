@@ -45,7 +45,7 @@ class Search:
             with gr.Column(scale=2, min_width=220):
                 self.subject = picker(desk, "image", "Your picture", "the same one on the other tabs")
             with gr.Column(scale=5, min_width=300):
-                html(markup.heading("Or on which axes?", "Alike on those you press alone; a part ends it."))
+                html(markup.heading("Or on which axes?", "Alike only on those you press, until you pick a part."))
                 self.axes = clickable("", "axes-box")
                 count = gr.Slider(4, MOST, FOUND, step=4, label="How many", elem_id="count")
                 line = html(markup.note("Choose a picture to begin."), elem_classes="status")
@@ -82,7 +82,7 @@ class Search:
         return f"on {named} alone; below each its distance in standard deviations"
 
     def choose_part(self, visitor: Visitor) -> Iterator[Any]:
-        """In a part, no longer on axes."""
+        """Search in a part, no longer on axes."""
         visitor.alike = set()
         yield self._listed(visitor)
 
@@ -105,7 +105,7 @@ class Search:
         yield self.subject.picture(visitor)
 
     def opened(self, visitor: Visitor, *inputs: Any) -> Iterator[Any]:
-        """The picture, which may have been chosen on another tab, and what is like it."""
+        """The picture, which may have been chosen on another tab, and the pictures nearest to it."""
         yield self.subject.picture(visitor), *[gr.skip()] * 3
         yield gr.skip(), self._listed(visitor), gr.skip(), gr.skip()
         if "image" in visitor.images and self.world.dataset is not None:

@@ -29,7 +29,7 @@ class Understand:
         self.desk, self.world = desk, desk.world
         self.last = self.world.model.partition.timesteps - 1
         lead(
-            "Add noise, and ask the diffusion model for the picture below it: it gives back what it can still "
+            "Add noise, and ask the diffusion model for the picture underneath: it gives back what it can still "
             "see and guesses the rest. The code is made of what is lost."
         )
         with gr.Row(equal_height=False, elem_classes="bench"):

@@ -1,0 +1,179 @@
+"""Anybody's own diffusion model: `diti.backbone(...)`, or a function in a Python file that returns one.
+
+    # mine.py, for: diti solve --backbone mine.py:make
+    def make():
+        network = MyUNet()
+        network.load_state_dict(torch.load("mine.pt", weights_only=True))
+        return diti.backbone(network, schedule="cosine", size=28, channels=1)
+
+Notation: B images, C channels of x0, h its side; H side of the pictures, px.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diti.core.device import HOST
+from diti.core.errors import InputError
+from diti.core.images import MODEL_RANGE, ValueRange
+from diti.core.runs import write_json
+from diti.diffusion.backbone import DESCRIPTION
+from diti.diffusion.blocks import around_bottleneck
+from diti.diffusion.clock import Clock, Scheduled
+from diti.diffusion.code import allow, require_allowed, returned_by
+from diti.diffusion.kinds.watched import WatchedBackbone
+from diti.diffusion.pictures import Pictures, Pixels
+
+Way = Callable[[Tensor], Tensor]
+
+
+class OwnPictures(Pictures):
+    """Somebody's own way from pictures (B,3,H,H) in [-1,1] to x0 and back."""
+
+    bounded = False
+
+    def __init__(self, encode: Way, decode: Way, size: int) -> None:
+        super().__init__()
+        self.way_in, self.way_out, self.size = encode, decode, size
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        return self.way_in(pixels).detach()
+
+    def decode(self, x0: Tensor) -> Tensor:
+        return self.way_out(x0).detach()
+
+    def side(self, grid: int) -> int:
+        return self.size
+
+
+class OwnBackbone(WatchedBackbone):
+    """A network that is told (x_t, time) and predicts; `diti.backbone` makes one."""
+
+    kind = "model of your own"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clock: Clock,
+        predicts: str,
+        pictures: Pictures,
+        shape: tuple[int, int, int],
+        blocks: Sequence[str],
+    ) -> None:
+        super().__init__(network, clock, predicts, pictures)
+        self.own_shape, self.chosen = shape, tuple(blocks)
+        self.code: str | None = None  # file:function that made it; None: it was made in Python
+        self._check()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.own_shape
+
+    def ask(self, x: Tensor, time: Tensor) -> Tensor:
+        output = self.network(x, time)
+        output = getattr(output, "sample", output)
+        output = output[0] if isinstance(output, tuple) else output
+        return output[:, : self.shape[0]]  # the mean, where the network also learns sigma
+
+    def blocks(self, whole: bool = False) -> Sequence[str]:
+        if not self.chosen:
+            with torch.no_grad():
+                self.chosen = tuple(around_bottleneck(self.network, self.nothing))
+        return self.chosen
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights and clock; what its code does besides cannot be told."""
+        yield from sorted(self.state_dict().items())
+        yield from sorted(self.clock.state().items())
+
+    def save(self, folder: str | Path) -> None:
+        """Write how it was made: not the code, nor the weights, which stay where they are."""
+        facts = {"code": self.code, "blocks": list(self.blocks()), "digest": self.digest()}
+        write_json(Path(folder) / DESCRIPTION, facts)
+
+    @classmethod
+    def from_code(cls, name: str) -> OwnBackbone:
+        """What the function of file.py:function returns. It is run: only where a user names it."""
+        found = returned_by(name)
+        if not isinstance(found, cls):
+            raise InputError(f"{name} returned {type(found).__name__}; let it return diti.backbone(...)")
+        found.code = allow(name)
+        return found
+
+    @classmethod
+    def reopened(cls, folder: Path, settings: dict[str, Any]) -> OwnBackbone:
+        """That of a model folder, from the same code, if a user has named it on this machine."""
+        found = cls.from_code(require_allowed(settings["code"], folder))
+        if found.digest() != settings.get("digest"):
+            raise InputError(
+                f"{found.code} makes another diffusion model now than the one that {folder} was made with: "
+                "weights or schedule changed; put the old ones back, or solve again"
+            )
+        found.chosen = tuple(settings.get("blocks", ())) or found.chosen
+        return found
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        """InputError at once for a network that does not take or give what was said."""
+        try:
+            given = self.nothing()
+        except Exception as error:  # it can fail anywhere, with any kind of error
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise InputError(
+                f"the network failed on x_t (1, {', '.join(map(str, self.shape))}) and time {self.clock.time[0]} "
+                f"({type(error).__name__}: {reason[:200]}); check size, channels and what its time is"
+            ) from error
+        if tuple(given.shape[1:]) != self.shape:
+            raise InputError(
+                f"the network gives {tuple(given.shape[1:])} for x_t of {self.shape}; it must give what it takes, "
+                "or twice the channels where it also learns sigma"
+            )
+
+
+def backbone(
+    denoise: nn.Module,
+    *,
+    schedule: Scheduled,
+    size: int,
+    predicts: str = "epsilon",
+    channels: int = 3,
+    range: ValueRange = MODEL_RANGE,
+    features: Sequence[str] = (),
+    encode: Way | None = None,
+    decode: Way | None = None,
+) -> OwnBackbone:
+    """A diffusion model of your own, for `diti.solve(data, backbone)` and everything that follows.
+
+    denoise: a module called as denoise(x_t, time), with time (B,): int64 of a discrete model, else float32. It
+    stays frozen. schedule: linear, cosine, flow or edm, betas (T,), a scheduler of diffusers, or a `diti.Clock`,
+    which also says how time is counted. predicts: epsilon, sample (x0), v_prediction, or flow (noise - x0).
+    size: side of its pictures, px. channels: 1 for grey: RGB data are taken by luminance and come back grey.
+    range: of its pixels. features: names of the blocks whose outputs are the features, as named_modules() has
+    them; by default those around the smallest grid. encode, decode: from pictures (B,3,H,H) in [-1,1] to x0
+    (B,C,h,h) and back, for a model of latents, or of pixels scaled in another way.
+
+        mine = diti.backbone(network, schedule="linear", size=32)
+        model = diti.solve("data/mine", mine, out="runs/mine")  # later: diti.load("runs/mine", backbone=mine)
+    """
+    if not isinstance(denoise, nn.Module):
+        raise InputError(
+            f"denoise is {type(denoise).__name__}; give a torch.nn.Module, whose blocks can be looked at: wrap a "
+            "function in one"
+        )
+    if (encode is None) != (decode is None):
+        raise InputError("give both encode and decode, or none of them")
+    clock = Clock.of(schedule)
+    device = next((tensor.device for tensor in denoise.parameters()), torch.device(HOST))
+    pictures: Pictures = Pixels(channels, range)
+    shape = (channels, size, size)
+    if encode is not None and decode is not None:
+        pictures = OwnPictures(encode, decode, size)
+        with torch.no_grad():
+            found = pictures.encode(torch.zeros(1, 3, size, size, device=device))
+        shape = (found.shape[1], found.shape[2], found.shape[3])
+    return OwnBackbone(denoise, clock, predicts, pictures, shape, features)

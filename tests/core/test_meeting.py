@@ -1,0 +1,84 @@
+"""Processes that wait for each other by looking: what they tell, and what happens when one fails or is silent."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+SCRIPT = """
+import os, sys, time
+import diti.core.meeting as m
+m.SIGN_SECONDS, m.SILENT_SECONDS = 0.1, 1.0
+import torch.distributed
+work, rank = sys.argv[1], os.environ["RANK"]
+
+def shared():
+    told = m.told_by_main(lambda: {"of": rank})
+    m.meet()
+    sent = m.told_by_main(lambda: len(bytes(9_000_000)))
+    m.meeting().send(f"data/{rank}", bytes(range(256)) * 40_000)
+    m.meet()
+    data = m.meeting().take(f"data/{1 - int(rank)}", last=True)
+    m.meet()
+    print("told", told, sent, len(data), data[:256] == bytes(range(256)), flush=True)
+    if work == "fails" and rank == "0":
+        raise ValueError("the disk is full")
+    if work == "sleeps" and rank == "1":
+        print("asleep", flush=True)
+    if work != "ends":
+        time.sleep(60)
+
+m.leading(shared)
+"""
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Start two processes; their outputs when both have ended, and their exit codes."""
+    started = []
+
+    def start(work):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        for rank in "01":
+            group = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            with (tmp_path / rank).open("w") as said:
+                environment = {**os.environ, **group, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+                command = [sys.executable, "-c", SCRIPT, work]
+                started.append(subprocess.Popen(command, env=environment, stdout=said, stderr=said))
+        return started, [tmp_path / rank for rank in "01"]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_all_hear_the_first_and_each_other(pair):
+    processes, said = pair("ends")
+    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    assert {file.read_text() for file in said} == {"told {'of': '0'} 9000000 10240000 True\n"}
+
+
+def test_one_that_fails_ends_the_other(pair):
+    processes, said = pair("fails")
+    assert [process.wait(timeout=60) for process in processes] == [1, 3]
+    assert said[1].read_text().splitlines()[-1] == (
+        "diti: process 0 has failed (the disk is full); this one ends too: the same command continues"
+    )
+
+
+def test_one_that_falls_silent_ends_the_other(pair):
+    processes, said = pair("sleeps")
+    until = time.monotonic() + 60
+    while "asleep" not in said[1].read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGSTOP)
+    assert processes[0].wait(timeout=60) == 3
+    assert "diti: process 1 gives no sign of life since 1 s; this one ends too" in said[0].read_text()

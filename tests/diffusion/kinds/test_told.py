@@ -1,0 +1,262 @@
+"""Kinds that are told more than time: a step is that of diffusers' own pipeline."""
+
+import inspect
+import json
+
+import diffusers
+import pytest
+import torch
+from pipelines import PIPELINES, SIZE, flux, stable_diffusion, stable_diffusion_xl
+from safetensors.torch import load_file
+
+from diti.core.errors import InputError
+from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.kinds import text_transformer
+from diti.diffusion.schedule import q_sample
+
+STEPS = 10
+try:
+    import transformers
+except ImportError:
+    transformers = None
+needs_transformers = pytest.mark.skipif(transformers is None, reason="diffusers' text pipelines need transformers")
+
+
+def first_step(folder, latents, name: str, **call):
+    """Latents after the first step of the pipeline, from its own code, and the time of the next step."""
+    index = json.loads((folder / "model_index.json").read_text())
+    kind = getattr(diffusers, name)
+    parts = {
+        part: getattr(diffusers, index[part][1]).from_pretrained(folder / part)
+        for part in index
+        if not part.startswith("_") and part != "scheduler"
+    }
+    scheduler = getattr(diffusers, index["scheduler"][1]).from_pretrained(folder / "scheduler")
+    absent = {*inspect.signature(kind).parameters} - {*parts}
+    blank = {
+        one: None for one in absent if one.split("_")[0] in ("text", "tokenizer", "image", "safety", "feature")
+    }
+    more = {"requires_safety_checker": False} if "requires_safety_checker" in absent else {}
+    pipeline = kind(**parts, scheduler=scheduler, **blank, **more)
+    pipeline.set_progress_bar_config(disable=True)
+    seen = []
+
+    def stop(pipe, step, time, given):
+        seen.append(given["latents"].clone())
+        pipe._interrupt = True
+        return given
+
+    with torch.no_grad():
+        pipeline(
+            latents=latents, num_inference_steps=STEPS, height=SIZE, width=SIZE, output_type="latent",
+            callback_on_step_end=stop, **call,
+        )  # fmt: skip
+    return seen[0], pipeline.scheduler
+
+
+def x_t(backbone: Backbone) -> torch.Tensor:
+    return torch.randn(1, *backbone.shape, generator=torch.Generator().manual_seed(3))
+
+
+def given(folder):
+    return load_file(folder / "conditions.safetensors")
+
+
+# ---- One step of the pipeline itself ---------------------------------------------------------------------------
+
+
+@needs_transformers
+def test_a_step_of_stable_diffusion(tmp_path):
+    folder = stable_diffusion(tmp_path)
+    backbone, told = load_backbone(folder, "cpu"), given(folder)
+    x = x_t(backbone)
+    found, scheduler = first_step(
+        folder, x, "StableDiffusionPipeline", prompt_embeds=told["text"], guidance_scale=1.0
+    )
+    t, before = int(scheduler.timesteps[0]), int(scheduler.timesteps[1])
+    steps = torch.tensor([t])
+    expected = q_sample(backbone.x0(x, steps), backbone.eps(x, steps), backbone.schedule.alpha_bar[before])
+    assert torch.allclose(found, expected, atol=2e-4)
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of the scheduler
+def test_a_step_of_stable_diffusion_xl(tmp_path):
+    """Its Euler scheduler holds x0 + sigma noise, which is x_t divided by the root of abar."""
+    folder = stable_diffusion_xl(tmp_path)
+    backbone, told = load_backbone(folder, "cpu"), given(folder)
+    x = x_t(backbone)
+    found, scheduler = first_step(
+        folder, x, "StableDiffusionXLPipeline", prompt_embeds=told["text"], pooled_prompt_embeds=told["pooled"],
+        guidance_scale=1.0,
+    )  # fmt: skip
+    t, sigma = int(scheduler.timesteps[0]), scheduler.sigmas[1]
+    start = x * scheduler.init_noise_sigma
+    steps = torch.tensor([t])
+    own = start * backbone.schedule.alpha_bar[t].sqrt().float()
+    expected = backbone.x0(own, steps) + sigma * backbone.eps(own, steps)
+    assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * found.abs().max())
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", ["stable diffusion 3", "Flux"])
+def test_a_step_along_the_flow(name, tmp_path):
+    folder = PIPELINES[name](tmp_path)
+    backbone, told = load_backbone(folder, "cpu"), given(folder)
+    x = x_t(backbone)
+    call = {"prompt_embeds": told["text"], "pooled_prompt_embeds": told["pooled"], "guidance_scale": 1.0}
+    latents = text_transformer.packed(x) if name == "Flux" else x
+    pipeline = {"Flux": "FluxPipeline", "stable diffusion 3": "StableDiffusion3Pipeline"}[name]
+    found, scheduler = first_step(folder, latents, pipeline, **call)
+    found = text_transformer.unpacked(found, x.shape[-1] // 2) if name == "Flux" else found
+    assert scheduler.sigmas[0] == 1  # pure noise: the last row of the table
+    steps = torch.tensor([backbone.timesteps - 1])
+    sigma = scheduler.sigmas[1]
+    expected = (1 - sigma) * backbone.x0(x, steps) + sigma * backbone.eps(x, steps)
+    assert torch.allclose(found, expected, atol=2e-4)
+
+
+def test_a_step_of_dit(tmp_path):
+    folder = PIPELINES["DiT"](tmp_path)
+    backbone = load_backbone(folder, "cpu")
+    transformer = diffusers.DiTTransformer2DModel.from_pretrained(folder / "transformer")
+    scheduler = diffusers.DDIMScheduler.from_pretrained(folder / "scheduler")
+    scheduler.set_timesteps(STEPS)
+    x, t = x_t(backbone), scheduler.timesteps[0]
+    with torch.no_grad():  # as DiTPipeline: the class behind the last is "none", sigma is left out
+        output = transformer(x, timestep=t[None], class_labels=torch.tensor([10])).sample
+    step = scheduler.step(output.chunk(2, 1)[0], t, x)
+    assert torch.allclose(backbone.x0(x, t[None]), step.pred_original_sample, rtol=1e-3, atol=1e-3)
+
+
+def test_a_step_of_pixart(tmp_path):
+    folder = PIPELINES["PixArt"](tmp_path)
+    backbone, told = load_backbone(folder, "cpu"), given(folder)
+    transformer = diffusers.PixArtTransformer2DModel.from_pretrained(folder / "transformer")
+    scheduler = diffusers.DDIMScheduler.from_pretrained(folder / "scheduler")
+    scheduler.set_timesteps(STEPS)
+    x, t = x_t(backbone), scheduler.timesteps[0]
+    with torch.no_grad():  # as PixArtAlphaPipeline without guidance
+        output = transformer(
+            x, encoder_hidden_states=told["text"], encoder_attention_mask=told["mask"], timestep=t[None],
+            added_cond_kwargs={"resolution": None, "aspect_ratio": None}, return_dict=False,
+        )[0]  # fmt: skip
+    step = scheduler.step(output.chunk(2, 1)[0], t, x)
+    assert torch.allclose(backbone.x0(x, t[None]), step.pred_original_sample, rtol=1e-3, atol=1e-3)
+
+
+# ---- What they are told ----------------------------------------------------------------------------------------
+
+
+def test_a_class_can_be_chosen(tmp_path):
+    folder = PIPELINES["DiT"](tmp_path)
+    x, t = torch.randn(1, 4, 8, 8), torch.tensor([300])
+    said = {}
+    for label in (None, 3, 10):
+        (folder / "backbone.json").write_text(json.dumps({"label": label}))
+        said[label] = load_backbone(folder, "cpu").x0(x, t)
+    assert torch.equal(said[None], said[10]) and not torch.allclose(said[None], said[3], rtol=1e-3)
+    (folder / "backbone.json").write_text(json.dumps({"label": 11}))
+    with pytest.raises(InputError, match="the network knows the classes 0 to 9"):
+        load_backbone(folder, "cpu")
+
+
+def test_an_old_dit_is_named_by_its_norm(tmp_path):
+    folder = PIPELINES["DiT"](tmp_path)
+    file = folder / "transformer" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "_class_name": "Transformer2DModel"}))
+    assert load_backbone(folder, "cpu").kind == "DiTTransformer2DModel pipeline"
+
+
+@pytest.mark.parametrize("name", ["stable diffusion", "PixArt", "stable diffusion 3", "Flux"])
+def test_without_transformers_the_kept_conditions_are_needed(name, tmp_path, monkeypatch):
+    folder = PIPELINES[name](tmp_path)
+    (folder / "conditions.safetensors").unlink()
+    monkeypatch.setattr("diti.diffusion.kinds.prompts.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'diti-torch\[prompts\]'"):
+        load_backbone(folder, "cpu")
+
+
+def test_other_conditional_networks_are_refused(tmp_path):
+    folder = stable_diffusion(tmp_path)
+    file = folder / "unet" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "class_embed_type": "identity"}))
+    with pytest.raises(InputError, match="told more than a prompt"):
+        load_backbone(folder, "cpu")
+
+
+def test_what_is_distilled_says_so(tmp_path):
+    assert "distilled to guidance" in load_backbone(flux(tmp_path), "cpu").caution()
+
+
+def test_the_size_of_pictures_can_be_chosen(tmp_path):
+    folder = stable_diffusion(tmp_path)
+    (folder / "backbone.json").write_text(json.dumps({"size": 32}))
+    backbone = load_backbone(folder, "cpu")
+    assert backbone.size == 32 and backbone.shape == (4, 16, 16)
+    assert backbone.nothing().shape == (1, 4, 16, 16)
+
+
+@needs_transformers
+def test_the_prompt_is_encoded_by_the_pipeline_s_own_text_encoder(tmp_path):
+    """With a tiny CLIP beside it: what is told is what diffusers tells, and another prompt tells another thing."""
+    folder = stable_diffusion(tmp_path)
+    (folder / "conditions.safetensors").unlink()
+    words = ["<|startoftext|>", "<|endoftext|>", "a</w>", "face</w>", "l", "o"]
+    (tmp_path / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    files = (str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    tokenizer = transformers.CLIPTokenizer(*files, model_max_length=7)
+    config = transformers.CLIPTextConfig(
+        vocab_size=10, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=7, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    encoder = transformers.CLIPTextModel(config).eval()
+    tokenizer.save_pretrained(folder / "tokenizer")
+    encoder.save_pretrained(folder / "text_encoder")
+    index = json.loads((folder / "model_index.json").read_text())
+    index |= {"tokenizer": ["transformers", "CLIPTokenizer"], "text_encoder": ["transformers", "CLIPTextModel"]}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    told = {}
+    for prompt in ("", "a face"):
+        (folder / "backbone.json").write_text(json.dumps({"prompt": prompt}))
+        backbone = load_backbone(folder, "cpu")
+        tokens = tokenizer([prompt], padding="max_length", max_length=7, truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            expected = encoder(tokens.input_ids)[0]
+        told[prompt] = backbone.told_text
+        assert torch.allclose(told[prompt], expected, atol=1e-5)
+    assert not torch.allclose(told[""], told["a face"], atol=1e-3)
+    backbone.save(tmp_path / "saved")  # the copy needs no text encoder
+    assert torch.equal(load_backbone(tmp_path / "saved", "cpu").told_text, told["a face"])
+
+
+# ---- As a user chooses -----------------------------------------------------------------------------------------
+
+
+def test_convert_writes_a_backbone_with_what_was_chosen(diti_here, tmp_path):
+    folder = PIPELINES["DiT"](tmp_path / "p")
+    words = ("--label", "3", "--blocks", "transformer_blocks.0", "--out", tmp_path / "b")
+    done = diti_here("convert", folder, *words)
+    assert done.returncode == 0 and "a backbone of" in done.stdout, done.stderr
+    backbone = load_backbone(tmp_path / "b", "cpu")
+    assert backbone.choices.label == 3 and backbone.blocks() == ("transformer_blocks.0",)
+    assert load_backbone(folder, "cpu", label=3, blocks=["transformer_blocks.0"]).digest() == backbone.digest()
+    sized = diti_here("convert", stable_diffusion(tmp_path / "sd"), "--size", "32", "--out", tmp_path / "c")
+    assert sized.returncode == 0 and load_backbone(tmp_path / "c", "cpu").size == 32
+    assert load_backbone(tmp_path / "c", "cpu").told_text.shape == (1, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "said"),
+    [
+        ("DiT", ("--label", "11"), "the network knows the classes 0 to 9"),
+        ("DiT", ("--prompt", "a face"), "is told no prompt"),
+        ("latent", ("--label", "1"), "is told no label"),
+        ("toyfaces32", ("--prompt", "a face"), "prompt can be chosen of a pipeline of diffusers"),
+    ],
+)
+def test_choices_that_do_not_fit(source, words, said, diti_here, tmp_path):
+    folder = PIPELINES[source](tmp_path / "p") if source in PIPELINES else source
+    done = diti_here("convert", folder, *words, "--out", tmp_path / "b")
+    assert done.returncode == 2 and said in done.stderr
