@@ -20,7 +20,7 @@ from diti.config import SAMPLING_STEPS
 from diti.core.images import to_float
 from diti.core.rng import numpy_generator
 from diti.edit.compose import step_for, strength_at
-from diti.edit.directions import fit_direction
+from diti.edit.directions import Direction, fit_direction
 from diti.edit.invert import Inverted
 from diti.edit.places import touch_of, touched
 from diti.edit.select import DEFAULT_SELECTION
@@ -72,7 +72,7 @@ def main() -> None:
 def draw_page(
     start: Inverted,
     upward: np.ndarray,
-    directions: list[diti.Direction],
+    directions: list[Direction],
     strengths: list[float],
     out: Path,
 ) -> None:
