@@ -16,28 +16,31 @@ import torch
 from PIL import Image
 
 import diti
+from diti.config import SAMPLING_STEPS
+from diti.core.images import to_float
 from diti.core.rng import numpy_generator
-from diti.edit.compose import strength_at
-from diti.edit.direction_files import find_or_learn_direction
-from diti.edit.directions import fit_direction
-from diti.edit.editor import Editor
+from diti.edit.compose import step_for, strength_at
+from diti.edit.directions import Direction, fit_direction
+from diti.edit.invert import Inverted
+from diti.edit.places import touch_of, touched
 from diti.edit.select import DEFAULT_SELECTION
 from diti.edit.strength import PAPER_SCALE
+from diti.edit.trials import Trials
 from diti.representation.features import encode_dataset
 from diti.representation.models.loading import load_with_decoder
 
-EDITS = (
-    "yaw",
-    "mouth_open",
-    "mouth_corners",
-    "eyes_open",
-    "brow_height",
-    "age",
-    "female",
-    "skin_light",
-    "hair_light",
-    "background_light",
-)
+EDITS = {  # reading → what stands above its column
+    "yaw": "turn",
+    "mouth_open": "mouth",
+    "mouth_corners": "corners",
+    "eyes_open": "eyes",
+    "brow_height": "brows",
+    "age": "age",
+    "female": "sex",
+    "skin_light": "skin",
+    "hair_light": "hair",
+    "background_light": "wall",
+}
 COLOURS = 256  # of the saved picture, which makes it a third as large
 
 
@@ -53,35 +56,40 @@ def main() -> None:
     model = load_with_decoder(options.model)
     data = diti.open_data(options.data, model.size)
     rows = numpy_generator(options.seed, "page of edits").permutation(data.rows("test"))[: options.faces]
-    face = Editor(model, data.pixels(rows))
+    labels = data.labels(list(EDITS))
+    upward = labels[rows] <= labels.mean(0)
+    start = Inverted.of(model, to_float(data.pixels(rows)), SAMPLING_STEPS)
     options.out.mkdir(parents=True, exist_ok=True)
     codes = encode_dataset(model, data)
     sparse = [fit_direction(model, data, name, selection=DEFAULT_SELECTION, codes=codes) for name in EDITS]
-    draw_page(face, data, rows, sparse, [strength_at(d, PAPER_SCALE) for d in sparse], options.out / "before.png")
-    tried = [find_or_learn_direction(model, Path(options.model), data, name)[0] for name in EDITS]
-    draw_page(face, data, rows, tried, [options.scale] * len(tried), options.out / "after.png")
+    far = [strength_at(direction, PAPER_SCALE) for direction in sparse]
+    draw_page(start, upward, sparse, far, options.out / "before.png")
+    trials = Trials(model, data, lambda: codes)
+    tried = [trials.direction(Path(options.model), name)[0] for name in EDITS]
+    draw_page(start, upward, tried, [options.scale] * len(tried), options.out / "after.png")
 
 
 def draw_page(
-    face: Editor,
-    data: diti.Dataset,
-    rows: np.ndarray,
-    directions: list[diti.Direction],
+    start: Inverted,
+    upward: np.ndarray,
+    directions: list[Direction],
     strengths: list[float],
     out: Path,
 ) -> None:
-    """A row per face: as it is drawn without an edit, and towards the other side of each thing."""
-    labels = data.labels(EDITS)
-    lower = torch.from_numpy(labels[rows] <= labels.mean(0))  # (N, A) these rise
-    columns = [face.rebuilt]
-    for place, (direction, strength) in enumerate(zip(directions, strengths, strict=True)):
-        less, more = face.draw_each([{direction: -strength}, {direction: strength}])
-        columns.append(torch.where(lower[:, place, None, None, None], more, less))
+    """A row per face: as it is drawn without an edit, and towards the other side of each thing; upward (N, A)."""
+    unedited = start.shown(start.z, start.x_T)
+    columns = [unedited]
+    for rises, direction, strength in zip(upward.T, directions, strengths, strict=True):
+        signs = torch.from_numpy(np.where(rises, 1.0, -1.0)).float()
+        step = torch.from_numpy(step_for(start.model, [direction], [strength])).float()
+        edited = start.shown(start.z + signs[:, None] * step, start.x_T)
+        touch = touch_of({direction: strength})
+        columns.append(touched(edited, unedited, touch, signs[:, None, None, None]))
     shown = torch.stack(columns, 1).flatten(0, 1)
-    heads = ["as it is", *(name.replace("_", " ") for name in EDITS)]
+    heads = ["as it is", *EDITS.values()]
     picture = diti.grid(shown, len(columns), column_labels=heads, scale=1)
     picture.quantize(COLOURS, dither=Image.Dither.FLOYDSTEINBERG).save(out, optimize=True)
-    print(f"wrote {out}")
+    print(f"wrote {out}", flush=True)
 
 
 if __name__ == "__main__":
