@@ -2,7 +2,7 @@
 
 `python -m benchmarks solve` gathers the evidence once per seed (other images first, other noise), solves every row
 of the table from it and measures: share of the frozen model's loss removed, mean AP and r of a linear probe on
-validation images, edits of 12 test faces along all attributes (flips, change, leakage per change), whether the
+validation images, edits of 12 test faces by the paper's step (flips, change, leakage per change), whether the
 subsets have the theorem's order, and DCI disentanglement of single dims, by which axes inside a subset are judged.
 `python -m benchmarks.bench_solve MODEL ...` measures model folders the same way. Records are kept in
 runs/bench-solve, so that a stopped benchmark continues.
@@ -29,6 +29,7 @@ from diti.core.runs import write_json
 from diti.data.prepared import Dataset
 from diti.data.sources import open_data
 from diti.diffusion.backbone import Backbone, load_backbone
+from diti.edit.strength import PAPER_SCALE
 from diti.measure.attribute_classifier import AttributeClassifier, train_classifier
 from diti.measure.baselines import pixels_flat, principal_scores
 from diti.measure.counterfactuals import CounterfactualOptions, EditStudy
@@ -118,7 +119,7 @@ def measure(
     if code and model.partition.subsets > 1:
         found["order"] = order(model)
     if edits:
-        options = CounterfactualOptions(images=EDITED)
+        options = CounterfactualOptions(images=EDITED, paper_scale=PAPER_SCALE, selection="l1", along="pattern")
         study = EditStudy(source, model, dataset, classifier, min(32, model.dims // 4), OUT / "pictures", options)
         mean = study.manipulation()["mean"]
         names = {"flips": "flips", "change": "change, sd", "leak_per_change": "leakage per change"}
