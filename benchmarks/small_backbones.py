@@ -1,10 +1,10 @@
-"""Small backbones of other kinds, trained on toy faces: what docs/results.md solves beside the pixel U-Net.
+"""Small backbones of other kinds, trained on toy faces: to be solved beside the pixel U-Net.
 
 `python -m benchmarks.small_backbones KIND OUT [--seed S] [--images N]` trains one and writes a folder of diffusers
 that `--backbone OUT` opens, with a sheet of samples (and, of an autoencoder, of pictures before and after it):
 latent64, a UNet2DModel in the latents of a small AutoencoderKL; flow32, a flow-matching UNet2DModel; dit32, a
 DiTTransformer2DModel without classes. The noise is mixed by diffusers' own schedulers, so that the samples, which
-diti draws, also show that it reads them rightly. 10 to 20 minutes of one core each.
+diti draws, also show that it reads them rightly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from diti.diffusion.unet import zero, zero_block_ends
 DATA, BATCH, RATE, WARM_UP = "toyfaces:12000", 32, 4e-3, 6_400
 BY_ADAM = ("conv_in.", "conv_out.", "emb", "proj_out")  # first and last layers and the time: not for Muon
 KL = 1e-6  # weight of the autoencoder's divergence from a unit Gaussian
-AUTOENCODER = 0.25  # images it sees, for each that the network sees
+AUTOENCODER = 0.5  # images it sees, for each that the network sees
 LATENTS_AT_ONCE = 250
 
 Batches = Callable[[int, int], Tensor]
@@ -206,7 +206,7 @@ def show(out: Path, dataset: Dataset, seed: int) -> None:
     print(f"autoencoder: MSE {F.mse_loss(after, pixels).item():.2e} of 16 validation images")
 
 
-KINDS = {"latent64": (latent64, 64, 36_000), "flow32": (flow32, 32, 24_000), "dit32": (dit32, 32, 24_000)}
+KINDS = {"latent64": (latent64, 64, 64_000), "flow32": (flow32, 32, 60_000), "dit32": (dit32, 32, 60_000)}
 
 
 def main() -> None:

@@ -105,9 +105,9 @@ def drawn(*shape: int) -> torch.Tensor:
 
 def text_unet(**config: Any) -> Any:
     return made(
-        diffusers.UNet2DConditionModel, sample_size=SIZE // 2, in_channels=LATENT, out_channels=LATENT,
-        block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, attention_head_dim=8,
-        cross_attention_dim=8, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        diffusers.UNet2DConditionModel, sample_size=SIZE // 2, out_channels=LATENT, block_out_channels=(8, 16),
+        layers_per_block=1, norm_num_groups=4, attention_head_dim=8, cross_attention_dim=8,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), **config,
     )  # fmt: skip
 

@@ -107,7 +107,7 @@ def around_bottleneck(network: nn.Module, run: Callable[[], Any]) -> list[str]:
     levels = [[one for one in level if one.own] or level for level in runs]
     smallest = min(range(len(levels)), key=lambda index: levels[index][0].cells)
     middle = levels[smallest]
-    if len(levels[smallest]) >= 3 and all(level[0].cells >= middle[0].cells for level in levels) and len(runs) < 3:
+    if len(middle) >= 3 and len(levels) < 3:
         return list(dict.fromkeys(middle[round(share * (len(middle) - 1))].name for share in (0.25, 0.5, 0.75)))
     chosen = [levels[smallest - 1][-1]] if smallest else []
     chosen.append(middle[len(middle) // 2])

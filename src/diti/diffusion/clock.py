@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from diti.core.device import HOST
 from diti.core.errors import InputError
 from diti.diffusion.schedule import OUTPUTS, Schedule, require_one_of
 
@@ -115,11 +114,6 @@ class Clock:
     def state(self) -> dict[str, Tensor]:
         """Everything that decides, by name."""
         return {"betas": self.schedule.betas, "time": self.time, "scale": self.scale}
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Tensor]) -> Clock:
-        """What `state` gave."""
-        return cls(Schedule.from_betas(state["betas"].to(HOST)), state["time"], state["scale"])
 
 
 def flow_shift(config: Mapping[str, Any], patches: int) -> float:

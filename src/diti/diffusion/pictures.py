@@ -27,6 +27,7 @@ class Pictures(nn.Module, ABC):
     """How a model holds pictures (B,3,H,H) in [-1,1]: as x0 (B,C,h,h)."""
 
     bounded = True  # whether x0 stays in [-1, 1]
+    channels: int  # C
 
     @abstractmethod
     def encode(self, pixels: Tensor) -> Tensor:
@@ -77,6 +78,7 @@ class Latents(Pictures):
         super().__init__()
         self.autoencoder = autoencoder
         config = autoencoder.config
+        self.channels = int(config.get("vq_embed_dim") or config["latent_channels"])
         mean, std = config.get("latents_mean"), config.get("latents_std")
         if mean is None or std is None:
             mean, std = [config.get("shift_factor") or 0.0], [1.0]

@@ -6,7 +6,7 @@ import json
 import diffusers
 import pytest
 import torch
-from pipelines import PIPELINES, SIZE, flux, stable_diffusion, stable_diffusion_xl
+from pipelines import PIPELINES, SIZE, flux, stable_diffusion, stable_diffusion_xl, text_unet
 from safetensors.torch import load_file
 
 from diti.core.errors import InputError
@@ -260,3 +260,15 @@ def test_choices_that_do_not_fit(source, words, said, diti_here, tmp_path):
     folder = PIPELINES[source](tmp_path / "p") if source in PIPELINES else source
     done = diti_here("convert", folder, *words, "--out", tmp_path / "b")
     assert done.returncode == 2 and said in done.stderr
+
+
+def test_an_inpainting_network_is_refused(tmp_path):
+    folder = stable_diffusion(tmp_path)
+    text_unet(in_channels=9).save_pretrained(folder / "unet")
+    with pytest.raises(InputError, match="takes 9 channels and its pictures have 4"):
+        load_backbone(folder, "cpu")
+
+
+def test_a_size_must_fit_the_autoencoder(tmp_path):
+    with pytest.raises(InputError, match="size is 33 px; give a multiple of 2"):
+        load_backbone(stable_diffusion(tmp_path), "cpu", size=33)

@@ -91,6 +91,13 @@ class PipelineBackbone(WatchedBackbone):
         self.home, self.folder, self.choices = home, folder, choices
         channels, side = self.own_shape(network.config, pictures.side(1), choices.size)
         self._shape = (channels, side, side)
+        if channels != pictures.channels:
+            raise InputError(
+                f"{folder}: the network takes {channels} channels and its pictures have {pictures.channels}: it "
+                "is told more than x_t, such as a mask, and cannot be a backbone"
+            )
+        if choices.size is not None and choices.size % pictures.side(1):
+            raise InputError(f"size is {choices.size} px; give a multiple of {pictures.side(1)}")
         self.told_always = sorted(conditions)
         for name, tensor in conditions.items():
             self.register_buffer(f"told_{name}", tensor, persistent=False)
