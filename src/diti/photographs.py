@@ -31,11 +31,11 @@ from diti.representation.partition import THIRDS
 
 MODEL, DATA = "faces64-diti", "faces"
 EDITS = {  # reading → what less and more of it is called, and how far it goes, as a strength
-    "yaw": ("looks left", "looks right", 1),
     "mouth_open": ("mouth shut", "mouth open", 2),
-    "age": ("younger", "older", 2),
-    "female": ("male", "female", 2),
-    "hair_light": ("darker hair", "lighter hair", 2),
+    "brow_height": ("brows lowered", "brows raised", 2),
+    "age": ("younger", "older", 1.5),
+    "female": ("male", "female", 1),
+    "skin_light": ("darker skin", "lighter skin", 2),
     "background_light": ("darker wall", "lighter wall", 2),
 }
 PICTURES = {  # file → its caption, and what it shows, for those who cannot see it
