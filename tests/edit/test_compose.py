@@ -180,3 +180,9 @@ def test_holding_and_composing_never_make_a_step_that_leaves_the_data(model, dir
     caplog.clear()
     free = step_for(model, [hat, smile], [1.0, 1.0])
     assert np.linalg.norm(free / std) < 2 * LONGEST * alone and not caplog.text
+
+
+def test_nothing_asked_is_nothing_done_without_a_word(model, directions, caplog):
+    with caplog.at_level("WARNING"):
+        assert not step_for(model, directions[:2], [0.0, 0.0], keep=["z003"]).any()
+    assert not caplog.text

@@ -115,11 +115,11 @@ def step_for(
     """(D,) the same for things of a model; what is too long by holding and composing is cut, as a line says."""
     wanted, kept = ([handle_of(model, w) for w in things] for things in (what, keep))
     step = composed(wanted, strengths, kept)
-    if not kept and len(wanted) < 2:
+    if not step.any() or (not kept and len(wanted) < 2):
         return step
     std = deviations(model, [*what, *keep])
     alone = np.stack([composed([h], [s]) for h, s in zip(wanted, strengths, strict=True)]) / std
-    share = LONGEST * float(np.linalg.norm(alone, axis=1).sum()) / max(float(np.linalg.norm(step / std)), 1e-30)
+    share = LONGEST * float(np.linalg.norm(alone, axis=1).sum()) / float(np.linalg.norm(step / std))
     if share < 1:
         names = ", ".join(handle.name for handle in wanted)
         log.warning(
