@@ -2,7 +2,7 @@
 
     python tools/draw_faces.py random_face/data OUT 0 6000
 
-The commands before it are in docs/data.md. Half a second to a second each on one core. Face n is a function of n
+The commands before it are in docs/data.md. Half a second each on one core. Face n is a function of n
 alone, and what is there already is not drawn again: processes can share the work, and a stopped one continues.
 """
 
@@ -23,7 +23,8 @@ SHARE = 0.75  # how far a style may go from the mean one ("truncation")
 def draw_faces(data: Path, out: Path, first: int, last: int) -> None:
     """Faces first .. last - 1, by the networks in `data`."""
     core = ov.Core()
-    core.set_property("CPU", {"INFERENCE_NUM_THREADS": 1})
+    # Left alone, OpenVINO rounds to bfloat16 where a CPU has it: twice as slow, and faces differ between machines.
+    core.set_property("CPU", {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"})
     names = ("Mapping", "Synthesis")
     mapping, synthesis = (core.compile_model(data / f"{name}Network.xml", "CPU") for name in names)
     rng = np.random.default_rng(SEED)
