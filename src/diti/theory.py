@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.device import fitted
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import numpy_generator
@@ -118,7 +119,7 @@ def reconstructor(backbone: Backbone) -> Reconstruct:
 
     @torch.no_grad()
     def u_theta(x_t: Tensor, t: Tensor) -> Tensor:
-        return backbone.x0(x_t.to(device), t.to(device)).cpu()
+        return fitted(backbone.x0, x_t.to(device), t.to(device)).cpu()
 
     return u_theta
 
@@ -126,13 +127,13 @@ def reconstructor(backbone: Backbone) -> Reconstruct:
 @torch.no_grad()
 def held_by(backbone: Backbone, pixels: Tensor) -> Tensor:
     """Pictures (N, 3, H, W) as a backbone has them, (N, C, h, h): what noise is added to."""
-    return torch.cat([backbone.encode(part.to(backbone.device)).cpu() for part in pixels.split(BATCH)])
+    return torch.cat([fitted(backbone.encode, part.to(backbone.device)).cpu() for part in pixels.split(BATCH)])
 
 
 @torch.no_grad()
 def shown_by(backbone: Backbone, x0: Tensor) -> Tensor:
     """The pictures (N, 3, H, W) that a backbone has as x0 (N, C, h, h)."""
-    return torch.cat([backbone.decode(part.to(backbone.device)).cpu() for part in x0.split(BATCH)])
+    return torch.cat([fitted(backbone.decode, part.to(backbone.device)).cpu() for part in x0.split(BATCH)])
 
 
 def time_grid(timesteps: int, points: int = GRID_POINTS) -> list[int]:

@@ -140,28 +140,56 @@ def gpu_name() -> str:
     return next((kind for kind in LOOKED_FOR if _count(kind)), "no GPU")
 
 
-_most: dict[tuple[object, ...], int] = {}  # rows that fitted, by work and shapes, for the rest of the process
+SHORT = ("out of memory", "ALLOC_FAILED", "can't allocate memory")  # how GPUs, their libraries and CPUs say so
+CLOSE = 8  # the search ends where what fits and what does not differ by less than an eighth
+
+_known: dict[tuple[object, ...], tuple[int, int]] = {}  # rows that fit and rows that do not, by work and shapes
+
+
+def short_of_memory(error: RuntimeError) -> bool:
+    """Whether this is what torch says where memory is too small; only CUDA has a class of errors for it."""
+    return any(phrase in str(error) for phrase in SHORT)
 
 
 def fitted(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """work(*tensors), row by row the same; where memory is too small in halves, and these in halves again.
+    """work(*tensors), row by row the same; where memory is too small in as large parts as fit.
 
-    How many rows fit is remembered, so that this is tried once.
+    How many rows fit is found by bisection between those that did and those that did not, and remembered for the
+    rest of the process.
     """
     import torch
 
     count, kind = len(tensors[0]), _kind_of(work, tensors)
-    if (most := _most.get(kind, count)) < count:
-        parts = zip(*(tensor.split(most) for tensor in tensors), strict=True)
-        return torch.cat([fitted(work, *part) for part in parts])
-    try:
-        return work(*tensors)
-    except torch.OutOfMemoryError as error:
-        said = str(error).partition("\n")[0]
-    if count == 1:
-        raise InputError(f"one image does not fit in the memory of the device ({said}); use --device {HOST}")
-    _most[kind] = (count + 1) // 2  # outside the block above, so that what did not fit is let go
-    return fitted(work, *tensors)
+    found: list[Tensor] = []
+    start = 0
+    while start < count or not found:
+        rows = min(_to_try(kind, count), count - start)
+        part = tensors if rows == count else tuple(tensor[start : start + rows] for tensor in tensors)
+        try:
+            found.append(work(*part))
+        except RuntimeError as error:
+            if not short_of_memory(error):
+                raise
+            said = str(error).partition("\n")[0]
+        else:
+            start += rows
+            if kind in _known:
+                fits, fails = _known[kind]
+                _known[kind] = max(fits, rows), fails
+            continue
+        # Outside the block above, so that what did not fit is let go.
+        if rows == 1:
+            remedy = "free some" if on_host(tensors[0]) else f"use --device {HOST}"
+            raise InputError(f"one image does not fit in the memory of the device ({said}); {remedy}")
+        fits = _known.get(kind, (0, 0))[0]
+        _known[kind] = fits if fits < rows else 0, rows
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _to_try(kind: tuple[object, ...], count: int) -> int:
+    """Rows to take next: all at first; then halfway between what fits and what does not, until these are close."""
+    fits, fails = _known.get(kind, (count, count + 1))
+    return fits if fails - fits <= max(1, fits // CLOSE) else (fits + fails) // 2
 
 
 def _kind_of(work: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from diti.core.ahead import Ahead, Batches
-from diti.core.device import AUTO, Device, allow_tf32, decide, has_bf16, on_host, pinned, sent
+from diti.core.device import AUTO, Device, allow_tf32, decide, has_bf16, on_host, pinned, sent, short_of_memory
 from diti.core.errors import InputError
 from diti.core.health import STALLED, Line, stalled
 from diti.core.launch import processes
@@ -280,7 +280,9 @@ def memory_advice(config: TrainingConfig, whole: bool, processes: int) -> Iterat
     """A batch that does not fit in memory becomes one line with the remedy. whole: it cannot be split."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not short_of_memory(error):
+            raise
         more = next_parts(config, processes)
         remedy = "use smaller images or a narrower network"
         if more is not None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diti.config import SAMPLING_STEPS as SAMPLING_STEPS
+from diti.core.device import fitted
 from diti.core.errors import InputError
 from diti.core.images import grid, save_picture, to_uint8
 from diti.core.progress import progress_bar
@@ -42,7 +43,7 @@ def samples(
 
     def eps(x: Tensor, t: Tensor) -> Tensor:
         parts = zip(x.split(together), t.split(together), strict=True)
-        return torch.cat([backbone.eps(*part) for part in parts])
+        return torch.cat([fitted(backbone.eps, *part) for part in parts])
 
     clamp = backbone.bounded
     return dpm_solver_2m(eps, noise, steps, backbone.schedule, clamp=clamp, fresh=fresh, on_step=on_step)
@@ -72,5 +73,5 @@ def save_samples(backbone: Backbone, count: int, seed: int, sampling_steps: int,
     timesteps(backbone.schedule, sampling_steps)  # refuses a number that is out of range before the bar starts
     with progress_bar("sampling", sampling_steps, unit="steps") as advance, torch.no_grad():
         x0 = samples(backbone.eval(), count, seed, sampling_steps, on_step=lambda index, total, x: advance())
-        images = backbone.decode(x0)
+        images = fitted(backbone.decode, x0)
     return save_picture(grid(to_uint8(images), min(8, count)), path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from diti.config import DEFAULT_PRESET, PretrainConfig
 from diti.core.device import AUTO as AUTO_DEVICE
-from diti.core.device import HOST, Device, sent
+from diti.core.device import HOST, Device, fitted, sent
 from diti.core.images import grid, save_picture, to_uint8
 from diti.core.loop import TIME_BINS, check_batch, loss_by_time, make_accelerator, train
 from diti.core.meeting import meet
@@ -186,7 +187,7 @@ def validation_losses(backbone: Backbone, dataset: Dataset) -> tuple[Tensor, Ten
     """(N,) losses and (N,) t / T on the fixed validation batches."""
     losses, share = [], []
     for pixels, t, noise in fixed_batches(dataset, backbone.timesteps, backbone.device):
-        losses.append(denoising_loss(backbone, pixels, t, noise).cpu())
+        losses.append(fitted(partial(denoising_loss, backbone), pixels, t, noise).cpu())
         share.append(t.cpu() / backbone.timesteps)
     return torch.cat(losses).double(), torch.cat(share)
 

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from diti.core.device import fitted, sent
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.machine import cache_folder
@@ -47,7 +48,7 @@ class Reader:
     def __call__(self, model: Model, images: Tensor) -> np.ndarray:
         """float64 (N, A) of images (N, 3, H, W) in [-1, 1], up to a constant."""
         with torch.no_grad(), inference(model.encoder):
-            parts = [model.encoder.features(part.to(model.device)).cpu() for part in images.split(BATCH)]
+            parts = [seen_in(model, part) for part in images.split(BATCH)]
         return self.of_features(torch.cat(parts))
 
     def of_features(self, features: Tensor) -> np.ndarray:
@@ -133,7 +134,12 @@ def _features(model: Model, dataset: Dataset, wanted: Sequence[np.ndarray]) -> l
             parts = []
             for start in range(0, len(rows), BATCH):
                 part = rows[start : start + BATCH]
-                parts.append(model.encoder.features(to_float(dataset.pixels(part)).to(model.device)).cpu())
+                parts.append(seen_in(model, to_float(dataset.pixels(part))))
                 advance(len(part))
             found.append(torch.cat(parts))
     return found
+
+
+def seen_in(model: Model, images: Tensor) -> Tensor:
+    """(B, F) what the encoder's trunk sees in images (B, 3, H, W), on the CPU."""
+    return fitted(model.encoder.features, sent(images, model.device)).cpu()

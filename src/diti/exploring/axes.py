@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diti.core.device import AUTO, Device
+from diti.core.device import AUTO, Device, fitted
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE
 from diti.core.progress import progress_bar
@@ -96,10 +96,9 @@ def removed_by(model: DiTi, dataset: Dataset, groups: Sequence[Sequence[int]], i
         for pixels, t, noise in batches:
             z = model.encode(pixels, value_range=MODEL_RANGE)
             codes = (model.partition.mask(code, t) for code in chain([z], held_at(z, mean.to(z), groups)))
-            x0 = model.backbone.encode(pixels)
-            for index, losses in enumerate(losses_with(model.decoder, x0, t, noise, codes)):
-                total[index] += losses.cpu().double().sum().item()
-                advance(int(index > 1))
+            x0 = fitted(model.backbone.encode, pixels)
+            total += losses_with(model.decoder, x0, t, noise, codes).double().sum(1).cpu().numpy()
+            advance(len(groups))
     return (total[2:] - total[1]) / total[0]
 
 

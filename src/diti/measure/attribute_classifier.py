@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diti.config import TrainingConfig
-from diti.core.device import AUTO, Device, decide, sent
+from diti.core.device import AUTO, Device, decide, fitted, sent
 from diti.core.errors import InputError, nearest
 from diti.core.images import MODEL_RANGE, to_float
 from diti.core.loop import make_accelerator, train
@@ -99,7 +99,7 @@ class AttributeClassifier:
     def __call__(self, images: Images) -> np.ndarray:
         """float64 (N, A): a probability per binary attribute, a value per continuous one."""
         pixels = as_batch(images, self.size, MODEL_RANGE)
-        return torch.cat([self.read(part).cpu() for part in pixels.split(BATCH)]).double().numpy()
+        return torch.cat([fitted(self.read, part).cpu() for part in pixels.split(BATCH)]).double().numpy()
 
 
 class ReaderNetwork(nn.Module):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diti.core.device import fitted
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.rng import numpy_generator
@@ -77,4 +78,4 @@ def encode(encoder: nn.Module, images: Tensor) -> Tensor:
     """(N, D) codes of images (N, 3, H, W), on the CPU."""
     device = next((p.device for p in encoder.parameters()), images.device)
     with inference(encoder):
-        return torch.cat([encoder(part.to(device)).cpu() for part in images.split(BATCH)])
+        return torch.cat([fitted(encoder, part.to(device)).cpu() for part in images.split(BATCH)])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diti.core.card import Findings
+from diti.core.device import fitted
 from diti.core.images import MODEL_RANGE, grid, save_figure, save_picture, to_float, to_uint8
 from diti.core.loop import TIME_BINS, loss_by_time
 from diti.data.prepared import Dataset
@@ -75,10 +76,10 @@ def loss_curves(
     for batch in fixed_batches(dataset, partition.timesteps, device, images, "valid", backbone.shape):
         pixels = batch[0]
         together = len(pixels) if backbone.size <= LARGE else images_at_once(backbone.size, device)
-        z = torch.cat([encoder(part) for part in pixels.split(together)])
+        z = torch.cat([fitted(encoder, part) for part in pixels.split(together)])
         for part, t, noise, *own in in_parts(together, *batch, z, z.roll(1, 0)):
             codes = [partition.mask(code, t) for code in own]
-            losses = losses_with(decoder, backbone.encode(part), t, noise, codes)
+            losses = losses_with(decoder, fitted(backbone.encode, part), t, noise, codes)
             found.append((*losses, t / partition.timesteps))
     frozen, with_z, shuffled, share = (torch.cat(column).cpu().double() for column in zip(*found, strict=True))
     return LossCurves(frozen, with_z, shuffled, share)

@@ -151,7 +151,7 @@ def metric_over(model: Model, dataset: Dataset) -> Tensor:
     def features(part: np.ndarray) -> Tensor:
         if seen is not None:
             return torch.from_numpy(seen[part]).to(weight)
-        return encoder.features(_pixels(encoder, dataset, part))
+        return fitted(encoder.features, _pixels(encoder, dataset, part))
 
     def pairs() -> Iterator[tuple[Tensor, Tensor]]:
         for part in parts:

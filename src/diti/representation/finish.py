@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diti.core.card import Findings, picture_lines
+from diti.core.device import fitted
 from diti.core.images import to_float
 from diti.core.progress import progress_bar
 from diti.core.runs import RunFolder, write_json, write_text
@@ -60,7 +61,7 @@ def training_statistics(encoder: Encoder, dataset: Dataset) -> tuple[Tensor, Ten
             advance(len(part))
             if seen is not None:
                 return encoder.code(torch.from_numpy(seen[part]).to(weight)).cpu()
-            return encoder(to_float(dataset.pixels(part)).to(weight)).cpu()
+            return fitted(encoder, to_float(dataset.pixels(part)).to(weight)).cpu()
 
         return code_statistics(encode, iter([rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]))
 

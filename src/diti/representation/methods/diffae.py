@@ -6,6 +6,7 @@ Preechakul et al., "Diffusion Autoencoders", CVPR 2022. Nothing is frozen and z 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from diti.config import TrainConfig
 from diti.core.card import Findings
-from diti.core.device import sent
+from diti.core.device import fitted, sent
 from diti.core.errors import InputError
 from diti.core.loop import loss_by_time
 from diti.core.objective import LossReport
@@ -145,7 +146,8 @@ def validation_losses(encoder: nn.Module, decoder: ConditionedUNet, dataset: Dat
     found: list[tuple[Tensor, ...]] = []
     device = next(decoder.parameters()).device
     for pixels, t, noise in fixed_batches(dataset, decoder.timesteps, device):
-        z = encoder(pixels)
-        with_z, shuffled = (conditional_loss(decoder, pixels, t, noise, code) for code in (z, z.roll(1, 0)))
+        z = fitted(encoder, pixels)
+        loss = partial(conditional_loss, decoder)
+        with_z, shuffled = (fitted(loss, pixels, t, noise, code) for code in (z, z.roll(1, 0)))
         found.append((with_z, shuffled, t / decoder.timesteps))
     return Losses(*(torch.cat(column).cpu().double() for column in zip(*found, strict=True)))

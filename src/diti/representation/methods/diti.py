@@ -5,6 +5,7 @@ PDAE is the same with one subset.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from diti.config import TrainConfig
 from diti.core.card import Findings
-from diti.core.device import sent
+from diti.core.device import fitted, sent
 from diti.core.errors import InputError
 from diti.core.objective import LossReport
 from diti.core.rng import Draws
@@ -209,7 +210,7 @@ def frozen_loss_by_time(backbone: Backbone, dataset: Dataset) -> Tensor:
         dataset, backbone.timesteps, backbone.device, CURVE_IMAGES, split="train"
     ):
         weight = gather(lambda_eps(backbone.schedule), t, pixels).flatten()
-        loss = (weight * denoising_loss(backbone, pixels, t, noise)).cpu().double()
+        loss = (weight * fitted(partial(denoising_loss, backbone), pixels, t, noise)).cpu().double()
         place = (t.cpu() * CURVE_BINS) // backbone.timesteps
         total.index_add_(0, place, loss)
         count.index_add_(0, place, torch.ones_like(loss))

@@ -34,5 +34,5 @@ def explained_share(model: DiTi, pixels: Tensor, z: Tensor) -> Tensor:
         noise = torch.randn(x0.shape[1:], generator=rng).to(x0).expand_as(x0)
         t = torch.full((len(pixels),), int(share * steps), device=pixels.device)
         losses = losses_with(model.decoder, x0, t, noise, [model.partition.mask(z, t)])
-        total += torch.stack(list(losses))
+        total += losses
     return 1 - total[1] / total[0].clamp(min=1e-12)

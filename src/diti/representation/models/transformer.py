@@ -18,6 +18,7 @@ from PIL import Image
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import validate_data
 
+from diti.core.device import fitted
 from diti.core.errors import InputError
 from diti.core.images import ValueRange
 from diti.representation.models.inputs import Images, as_batch
@@ -109,7 +110,7 @@ class DiTiFeatures(TransformerMixin, BaseEstimator):
         def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             for part in self._parts(images):
                 pixels = as_batch(part, network.size, self.value_range).to(network.device)
-                features = network.encoder.features(pixels)
+                features = fitted(network.encoder.features, pixels)
                 yield features.cpu(), (network.encoder.code(features).cpu() - mean) / std
 
         with inference(network.encoder):

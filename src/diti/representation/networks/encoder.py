@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from diti.config import EncoderConfig
-from diti.core.device import frozen
+from diti.core.device import fitted, frozen
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import MOST_TIMESTEPS, complaints_about, load_strictly, read_weights
@@ -141,7 +141,7 @@ class Encoder(nn.Module):
         """`fit_head_to` the features of image batches (B,3,H,W) in [-1,1]."""
         training = self.training
         self.eval()
-        seen = [self.features(batch.to(self.head.weight)).cpu() for batch in images]
+        seen = [fitted(self.features, batch.to(self.head.weight)).cpu() for batch in images]
         self.train(training)
         return self.fit_head_to(torch.cat(seen) if seen else torch.empty(0, self.trunk.features), order, scale)
 

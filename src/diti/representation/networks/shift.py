@@ -8,7 +8,8 @@ Notation: B images, D length of z, E width of the time embedding, C channels of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import Tensor, nn
 
+from diti.core.device import fitted
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.files import complaints_about, load_strictly
@@ -163,19 +165,21 @@ class ShiftDecoder(nn.Module):
         write_network(folder, self.description, self.decoder_state())
 
 
-def losses_with(
-    decoder: ShiftDecoder, x0: Tensor, t: Tensor, noise: Tensor, codes: Iterable[Tensor]
-) -> Iterator[Tensor]:
-    """(B,) each: eq. 6 of the frozen model alone, then with each of the codes (B, D), which are masked already.
+def losses_with(decoder: ShiftDecoder, x0: Tensor, t: Tensor, noise: Tensor, codes: Iterable[Tensor]) -> Tensor:
+    """(1 + L, B): eq. 6 of the frozen model alone, then with each of L codes (B, D), which are masked already.
 
     x0 (B,C,h,h): images as the frozen model has them.
     """
-    schedule = decoder.backbone.schedule
-    w_t, lam_t = gather(w_eps(schedule), t, x0), gather(lambda_eps(schedule), t, x0)
-    frozen = decoder.frozen(q_sample(x0, noise, gather(schedule.alpha_bar, t, x0)), t)
-    yield weighted_loss(noise, Prediction(frozen.eps), w_t, lam_t)
-    for code in codes:
-        yield weighted_loss(noise, decoder.respond(frozen, t, code), w_t, lam_t)
+
+    def losses(x0: Tensor, t: Tensor, noise: Tensor, *codes: Tensor) -> Tensor:
+        schedule = decoder.backbone.schedule
+        w_t, lam_t = gather(w_eps(schedule), t, x0), gather(lambda_eps(schedule), t, x0)
+        frozen = decoder.frozen(q_sample(x0, noise, gather(schedule.alpha_bar, t, x0)), t)
+        given = (decoder.respond(frozen, t, code) for code in codes)
+        found = [weighted_loss(noise, one, w_t, lam_t) for one in chain([Prediction(frozen.eps)], given)]
+        return torch.stack(found, dim=1)
+
+    return fitted(losses, x0, t, noise, *codes).T
 
 
 def load_decoder(folder: str | Path, backbone: Backbone) -> ShiftDecoder:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diti.core.device import frozen, on_host, sent
+from diti.core.device import fitted, frozen, on_host, sent
 from diti.core.errors import InputError
 from diti.core.lanes import in_lanes, lanes_on
 from diti.core.meeting import told_by_main
@@ -89,9 +89,9 @@ class Pass:
             noise = draws.normal(f"{walk.purpose}-noise-{stretch}", tuple(x.shape[1:]), x.device)
             x_t = q_sample(x, noise, gather(self.backbone.schedule.alpha_bar, t, x))
             with frozen(x.device):
-                u = self.backbone.x0(x_t, t).float()
+                u = fitted(self.backbone.x0, x_t, t).float()  # the sums are those of the whole batch
             if trunk is not None:
-                sums.add_shown(stretch, look.whitening(trunk(self.backbone.within(u))), phi)
+                sums.add_shown(stretch, look.whitening(fitted(trunk, self.backbone.within(u))), phi)
             lost = x - u
             squares = lost.to(phi.dtype).square().flatten(1).sum(1)
             if on_host(x):  # elsewhere the sums of a chunk are looked at

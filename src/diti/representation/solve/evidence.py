@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diti.config import SolveConfig
-from diti.core.device import sent
+from diti.core.device import fitted, sent
 from diti.core.errors import InputError
 from diti.core.lanes import lanes_on
 from diti.core.processes import State, is_main, state_from_main
@@ -99,9 +99,9 @@ def tell_duration(job: Pass, walk: Walk, images: int) -> None:
         return  # the U-Nets made here are done in minutes
     x = torch.zeros(count, *backbone.shape, device=backbone.device)
     t = torch.zeros(count, dtype=torch.int64, device=backbone.device)
-    backbone.x0(x[:1], t[:1]).sum().item()  # the first call is slower than the others
+    fitted(backbone.x0, x, t).sum().item()  # the first call is slower than the others, and finds what fits
     began = time.monotonic()
-    backbone.x0(x, t).sum().item()
+    fitted(backbone.x0, x, t).sum().item()
     at_one = (time.monotonic() - began) / count / lanes_on(backbone.device)
     minutes = images * job.stretches.count * at_one / 60
     if minutes >= TOLD_MINUTES:
@@ -148,7 +148,7 @@ def require_images(config: SolveConfig, images: int, shape: Shape) -> None:
 def feature_map(encoder: Encoder, given: np.ndarray | None) -> FeatureMap:
     """What is seen in images: by the encoder's frozen trunk, or rows of an array (N, F), given or kept."""
     if given is None:
-        return lambda x0, rows: encoder.features_of(x0)
+        return lambda x0, rows: fitted(encoder.features_of, x0)
 
     def look_up(x0: Tensor, rows: np.ndarray) -> Tensor:
         return sent(torch.from_numpy(np.asarray(given[rows], np.float32)), x0.device)

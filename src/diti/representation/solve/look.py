@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diti.core.device import on_host, sent, widest
+from diti.core.device import fitted, on_host, sent, widest
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.lanes import in_lanes, lanes_on
@@ -54,7 +54,7 @@ class Walk:
         """x0 (B,C,h,h) of images on the device, and their rows (B,)."""
         rows, flips = self.stream.take(start, count)
         with torch.no_grad():
-            return self.encode(sent(to_float(self.dataset.pixels(rows, flips)), self.device)), rows
+            return fitted(self.encode, sent(to_float(self.dataset.pixels(rows, flips)), self.device)), rows
 
     @property
     def at_once(self) -> int:

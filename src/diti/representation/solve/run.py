@@ -107,8 +107,6 @@ def solve_models(
         begun()
         if main and (caution := backbone.caution()):
             logging.getLogger(__name__).warning(caution)
-        if main and (caution := backbone.caution()):
-            logging.getLogger(__name__).warning(caution)
 
         def log(**facts: Any) -> None:
             for out in todo if main else ():
