@@ -6,6 +6,7 @@ Not collected by itself: test_on_device.py runs it in a process of its own, whic
 import pretend  # isort: skip - before any backward pass
 
 import dataclasses
+import functools
 import inspect
 import json
 import pkgutil
@@ -30,12 +31,24 @@ from diti.core.loop import make_accelerator, train, with_precision
 from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder
+from diti.diffusion import pretrain
 from diti.diffusion.generate import samples
 from diti.edit.interpolate import interpolate
+from diti.edit.reader import fit_reader
+from diti.exploring.axes import removed_by
+from diti.measure.attribute_classifier import AttributeClassifier, ReaderNetwork
 from diti.measure.counterfactuals import CounterfactualOptions, measure_counterfactuals
+from diti.measure.reference import encode
 from diti.measure.sufficiency import sufficiency
+from diti.representation.checks import loss_curves
+from diti.representation.features import metric_over
+from diti.representation.finish import training_statistics
+from diti.representation.methods import diffae
+from diti.representation.methods.diffae import new_decoder
+from diti.representation.methods.diti import frozen_loss_by_time
 from diti.representation.train import train_model
 from diti.representation.train_latent import fit_latent
+from diti.theory import reconstructor
 
 KINDS = ("latent", "Flux")  # betas and a U-Net; a flow and a transformer that is told a prompt
 DEVICES, LABELS = ("cpu", "pretend"), ("background", "brightness", "hat")
@@ -53,6 +66,7 @@ FEW = {  # images that are looked at beside the work, and steps that draw them
     "representation.models.decoding.DecodingModel.reconstruct": ("inferred", STEPS, 0),
     "exploring.axes.removed_by": (16,),
     "representation.checks.SHOWN": 2,
+    "representation.methods.diti.CURVE_IMAGES": 16,
     "diffusion.pretrain.SAMPLES": 2,
     "representation.methods.base.CHECKED_IMAGES": 16,
     "representation.train_latent.VALIDATION_DRAWS": 32,
@@ -455,31 +469,81 @@ def test_no_step_waits_for_the_device(tmp_path, monkeypatch):
     assert found == {"pretrain": 0, "train": 0, "sampler": 0, "encode": 0, "pass": 7}
 
 
-def test_what_does_not_fit_in_memory_is_halved(made, tmp_path):
-    model = diti.load(made / "model", "pretend").with_decoder()
-    faces = diti.open_data(made / "data", SIZE).images[:6]
-    expected = model.encode(faces), model.reconstruct(faces, sampling_steps=STEPS)
-    with pretend.limited(rows=2):
-        found = model.encode(faces), model.reconstruct(faces, sampling_steps=STEPS)
+def test_what_does_not_fit_in_memory_is_split(made, tmp_path, monkeypatch):
+    """Wherever a network runs beside its training, with the same numbers."""
+    look_at_few(monkeypatch)
+    model = diti.load(made / "model", "pretend").with_backbone()
+    data, backbone, decoder = diti.open_data(made / "data", SIZE), model.backbone, model.decoder
+    faces = data.images[:6]
+    unet = new_decoder(settings(made, method="diffae", code=CODE), backbone).to("pretend")
+    network = ReaderNetwork(SIZE, (8, 16), 2).to("pretend")
+
+    def work():
+        yield model.encode(faces), model.reconstruct(faces, sampling_steps=STEPS)
+        yield samples(backbone, 6, 0, STEPS), pretrain.validation_losses(backbone, data)
+        yield loss_curves(model.encoder, decoder, model.partition, data).record()
+        yield vars(diffae.validation_losses(model.encoder, unet, data))
+        yield frozen_loss_by_time(backbone, data), removed_by(model, data, [[0], [1, 2]])
+        yield encode(model.encoder, to_float(faces)), AttributeClassifier(network.read, SIZE, ())(to_float(faces))
+        yield training_statistics(model.encoder, data), metric_over(model, data), fit_reader(model, data).told
+        yield reconstructor(backbone)(to_float(faces), torch.arange(6))
+
+    expected = list(work())
+    with pretend.limited(rows=5):
+        same(expected, list(work()), 1e-3)
         with pytest.raises(InputError, match="use a smaller --train-batch-size"):
             train_model(settings(made, method="simclr", code=CODE), tmp_path, device="pretend")
-    same(expected, found, 1e-2)
     with pretend.limited(rows=0), pytest.raises(InputError, match="one image does not fit in the memory"):
         model.encode(faces)
 
 
-def test_how_much_fits_is_found_once():
+def test_a_solution_that_does_not_fit_in_memory_is_the_same(made):
+    options = SOLVED | {"lost_in": "features"}
+
+    def solved():
+        model = diti.solve(made / "data", str(made / "backbone"), device="pretend", **options)
+        return model.decoder.linear.weights.detach(), model.encoder.head.weight.detach()
+
+    expected = solved()
+    with pretend.limited(rows=50):
+        same(expected, solved(), 1e-4)
+
+
+TOO_MUCH = (torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("MPS backend out of memory (MPS ..."),
+            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you"),
+            RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), MemoryError())  # fmt: skip
+
+
+@pytest.mark.parametrize("error", TOO_MUCH, ids=lambda error: str(error)[:4])
+def test_how_much_fits_is_found_once(error):
     asked = []
 
-    def work(x):
+    def work(x, limit):
         asked.append(len(x))
-        if len(x) > 2:
-            raise torch.OutOfMemoryError("too much")
+        if len(x) > limit:
+            raise error
         return x + 1
 
-    for _ in range(2):
-        assert fitted(work, torch.zeros(7, 3)).tolist() == [[1.0] * 3] * 7
-    assert asked == [7, 4, 2, 2, 2, 1, 2, 2, 2, 1], "the second time it is known"
+    def batches(limit, count):
+        asked.clear()
+        found = fitted(functools.partial(work, limit=limit), torch.zeros(count, limit))
+        assert found.tolist() == [[1.0] * limit] * count
+        return list(asked)
+
+    diti.core.device._known.clear()
+    assert batches(2, 7) == [7, 3, 1, 2, 2, 2], "upwards again, until the next larger one is known not to fit"
+    assert batches(2, 7) == [2, 2, 2, 1], "the second time it is known"
+    assert batches(300, 1024) == [1024, 512, 256, 384, 320, 288, 288, 192], "to within an eighth"
+    assert batches(300, 600) == [288, 288, 24]
+    assert batches(8, 8) == [8] and batches(8, 0) == [0]
+
+
+def test_other_errors_are_not_taken_for_it():
+    def work(x):
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        fitted(work, torch.zeros(4, 2))
 
 
 def test_a_training_that_does_not_fit_in_memory_goes_on_in_parts(tmp_path, capsys):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from diti.core.errors import InputError
+from diti.core.errors import InputError, short_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -140,15 +140,9 @@ def gpu_name() -> str:
     return next((kind for kind in LOOKED_FOR if _count(kind)), "no GPU")
 
 
-SHORT = ("out of memory", "ALLOC_FAILED", "can't allocate memory")  # how GPUs, their libraries and CPUs say so
 CLOSE = 8  # the search ends where what fits and what does not differ by less than an eighth
 
 _known: dict[tuple[object, ...], tuple[int, int]] = {}  # rows that fit and rows that do not, by work and shapes
-
-
-def short_of_memory(error: RuntimeError) -> bool:
-    """Whether this is what torch says where memory is too small; only CUDA has a class of errors for it."""
-    return any(phrase in str(error) for phrase in SHORT)
 
 
 def fitted(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -167,7 +161,7 @@ def fitted(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         part = tensors if rows == count else tuple(tensor[start : start + rows] for tensor in tensors)
         try:
             found.append(work(*part))
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not short_of_memory(error):
                 raise
             said = str(error).partition("\n")[0]
@@ -178,8 +172,8 @@ def fitted(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
                 _known[kind] = max(fits, rows), fails
             continue
         # Outside the block above, so that what did not fit is let go.
-        if rows == 1:
-            remedy = "free some" if on_host(tensors[0]) else f"use --device {HOST}"
+        if rows <= 1:
+            remedy = "use a smaller network" if on_host(tensors[0]) else f"use --device {HOST}"
             raise InputError(f"one image does not fit in the memory of the device ({said}); {remedy}")
         fits = _known.get(kind, (0, 0))[0]
         _known[kind] = fits if fits < rows else 0, rows

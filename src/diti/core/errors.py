@@ -22,8 +22,8 @@ BAD_INPUT, OUR_FAULT = 2, 70  # exit codes; 70 is EX_SOFTWARE of sysexits.h
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_MEMORY = re.compile(
-    r"(can't allocate memory|not enough memory|out of memory|bad_alloc|Storage size calculation overflowed|"
-    r"numel: integer multiplication overflow)"
+    r"(can't allocate memory|not enough memory|out of memory|ALLOC_FAILED|bad_alloc|"
+    r"Storage size calculation overflowed|numel: integer multiplication overflow)"
 )
 
 _LEFT_ALONE = re.compile(r"gloo|nccl|Connection (closed|reset) by peer|Broken pipe|store", re.IGNORECASE)
@@ -71,12 +71,19 @@ def as_one_line(error: Exception, words: Sequence[str]) -> tuple[str, int]:
     return _printable(f"sorry, this is a bug in diti ({said}); {where}, please send it to us"), OUR_FAULT
 
 
+def short_of_memory(error: Exception) -> bool:
+    """Whether this is what Python or torch says where memory is too small; only CUDA has an error of its own."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+    )
+
+
 def _for_the_user(error: Exception) -> str | None:
     """What the user can do about it; None where there is nothing to do."""
     text = str(error)
     if isinstance(error, InputError):
         return text
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(text)):
+    if short_of_memory(error):
         reason = f" ({text.splitlines()[0][:120]})" if text else ""
         return f"not enough memory{reason}; ask for less at once: fewer or smaller images, batches or networks"
     if processes() > 1 and isinstance(error, RuntimeError) and _LEFT_ALONE.search(text):

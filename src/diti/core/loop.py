@@ -21,8 +21,8 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from diti.core.ahead import Ahead, Batches
-from diti.core.device import AUTO, Device, allow_tf32, decide, has_bf16, on_host, pinned, sent, short_of_memory
-from diti.core.errors import InputError
+from diti.core.device import AUTO, Device, allow_tf32, decide, has_bf16, on_host, pinned, sent
+from diti.core.errors import InputError, short_of_memory
 from diti.core.health import STALLED, Line, stalled
 from diti.core.launch import processes
 from diti.core.meeting import meet

@@ -236,3 +236,25 @@ def test_an_absurd_reconstruction_is_refused_by_its_mean_square_pixel():
         collecting.require_finite(torch.tensor([0.5 * collecting.NORM_BOUND * pixels]), pixels, stretches, 0)
         with pytest.raises(InputError, match="not a usable number"):
             collecting.require_finite(torch.tensor([2 * collecting.NORM_BOUND * pixels]), pixels, stretches, 0)
+
+
+@dataclass(eq=False)
+class Small(Gaussian):
+    """A network for which no more than so many images fit in memory."""
+
+    most: int = 7
+    asked: list[int] = field(default_factory=list)
+
+    def x0(self, x_t, t):
+        self.asked.append(len(x_t))
+        if len(x_t) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is")
+        return super().x0(x_t, t)
+
+
+def test_a_pass_that_does_not_fit_in_memory_finds_the_same_sums():
+    job = small_pass()
+    small = Small(job.backbone.schedule)
+    found = taken(replace(job, backbone=small), 150)
+    assert_close(found, taken(job, 150), rtol=1e-13, atol=1e-11)
+    assert small.asked.count(BATCH) <= 3 and max(small.asked[-20:]) == 7, "the most that fits was found and kept"
