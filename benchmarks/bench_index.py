@@ -2,7 +2,7 @@
 
 Codes of 128 numbers, half of whose variance lies in 24 directions, searched as `diti search` does with its metric.
 Prints seconds of an exact search, seconds and memory to make the index, seconds of a search by it, and which share
-of the 24 nearest it finds; all seconds are those of the CPU. Needs the extra index.
+of the 24 nearest to new codes of the same kind it finds; all seconds are those of the CPU. Needs the extra index.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def show(codes: np.ndarray) -> None:
     def place(part: np.ndarray) -> np.ndarray:
         return part @ root
 
-    queries = place(np.asarray(codes[:: len(codes) // SEARCHES][:SEARCHES])) + 0.1
-    exact, seconds = timed([lambda q=q: nearest(codes, q, WANTED, place).rows for q in queries[:5]])
+    queries = place(drawn(np.random.default_rng(2**32), SEARCHES))
+    exact, seconds = timed([lambda q=q: nearest(codes, q, WANTED, place).rows for q in queries])
     print(f"{len(codes):>10,} codes: exact {seconds:.2f} s a search", flush=True)
     by_index(codes, place, queries, exact)
 
@@ -46,7 +46,7 @@ def by_index(codes: np.ndarray, place: Place, queries: np.ndarray, exact: list[n
     index = open_index(codes, place, "benchmark")
     made_in, grown = time.process_time() - began, own_memory(os.getpid()) - before
     found, seconds = timed([lambda q=q: closest(index, codes, q, WANTED, place)[0] for q in queries])
-    share = np.mean([len(np.intersect1d(a, b)) / WANTED for a, b in zip(found, exact, strict=False)])
+    share = np.mean([len(np.intersect1d(a, b)) / WANTED for a, b in zip(found, exact, strict=True)])
     print(
         f"{'':>10}  index: made in {made_in:.0f} s, {grown / 1e6:,.0f} MB; {1000 * seconds:.1f} ms a search, "
         f"{share:.1%} of the nearest ({index.probes} of {index.lists.nlist} lists)",
@@ -63,12 +63,17 @@ def timed(searches: list) -> tuple[list[np.ndarray], float]:
 def made(folder: Path, count: int) -> np.ndarray:
     """Codes (count, DIMS) in a memory map, as kept codes are."""
     codes = np.lib.format.open_memmap(folder / f"{count}.npy", "w+", np.float32, (count, DIMS))
-    mixed = np.random.default_rng(0).standard_normal((HIDDEN, DIMS), dtype=np.float32) / HIDDEN**0.5
     for number, start in enumerate(range(0, count, AT_ONCE)):
-        rng, rows = np.random.default_rng(number + 1), min(AT_ONCE, count - start)
-        own = rng.standard_normal((rows, DIMS), dtype=np.float32)
-        codes[start : start + rows] = rng.standard_normal((rows, HIDDEN), dtype=np.float32) @ mixed + own
+        part = drawn(np.random.default_rng(number + 1), min(AT_ONCE, count - start))
+        codes[start : start + len(part)] = part
     return codes
+
+
+def drawn(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Codes (rows, DIMS)."""
+    mixed = np.random.default_rng(0).standard_normal((HIDDEN, DIMS), dtype=np.float32) / HIDDEN**0.5
+    own = rng.standard_normal((rows, DIMS), dtype=np.float32)
+    return rng.standard_normal((rows, HIDDEN), dtype=np.float32) @ mixed + own
 
 
 if __name__ == "__main__":
