@@ -146,7 +146,7 @@ def diti() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*words: object, **keywords: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "diti", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, **keywords)  # type: ignore[call-overload]
+        return subprocess.run(command, capture_output=True, text=True, timeout=900, **keywords)  # type: ignore[call-overload]
 
     return run
 
@@ -226,7 +226,7 @@ def two_processes() -> Callable[..., str]:
             text=True,
         ) as pair:
             try:
-                printed = pair.communicate(timeout=300)[0]
+                printed = pair.communicate(timeout=900)[0]
             finally:  # where one fails the other waits for it
                 with suppress(ProcessLookupError):
                     os.killpg(pair.pid, signal.SIGKILL)

@@ -31,7 +31,7 @@ def test_results_come_in_the_order_of_the_items(lanes):
 
 def test_two_lanes_work_at_the_same_time():
     """Each waits for the other: alone, neither would come back."""
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=600)
     assert sorted(in_lanes(lambda item: both.wait() * 0 + item, [1, 2], lanes=2)) == [1, 2]
 
 

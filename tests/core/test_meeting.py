@@ -1,6 +1,7 @@
 """Processes that wait for each other by looking: what they tell, and what happens when one fails or is silent."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,9 +13,10 @@ import pytest
 SCRIPT = """
 import os, sys, time
 import diti.core.meeting as m
-m.SIGN_SECONDS, m.SILENT_SECONDS = 0.1, 1.0
 import torch.distributed
 work, rank = sys.argv[1], os.environ["RANK"]
+impatient = work == "sleeps" and rank == "0"  # a busy machine may keep a process waiting, too
+m.SIGN_SECONDS, m.SILENT_SECONDS = 0.1, 2.0 if impatient else 600.0
 
 def shared():
     told = m.told_by_main(lambda: {"of": rank})
@@ -30,7 +32,7 @@ def shared():
     if work == "sleeps" and rank == "1":
         print("asleep", flush=True)
     if work != "ends":
-        time.sleep(60)
+        time.sleep(600)
 
 m.leading(shared)
 """
@@ -61,13 +63,13 @@ def pair(tmp_path):
 
 def test_all_hear_the_first_and_each_other(pair):
     processes, said = pair("ends")
-    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    assert [process.wait(timeout=600) for process in processes] == [0, 0]
     assert {file.read_text() for file in said} == {"told {'of': '0'} 9000000 10240000 True\n"}
 
 
 def test_one_that_fails_ends_the_other(pair):
     processes, said = pair("fails")
-    assert [process.wait(timeout=60) for process in processes] == [1, 3]
+    assert [process.wait(timeout=600) for process in processes] == [1, 3]
     assert said[1].read_text().splitlines()[-1] == (
         "diti: process 0 has failed (the disk is full); this one ends too: the same command continues"
     )
@@ -75,10 +77,10 @@ def test_one_that_fails_ends_the_other(pair):
 
 def test_one_that_falls_silent_ends_the_other(pair):
     processes, said = pair("sleeps")
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while "asleep" not in said[1].read_text():
         assert time.monotonic() < until
         time.sleep(0.05)
     processes[1].send_signal(signal.SIGSTOP)
-    assert processes[0].wait(timeout=60) == 3
-    assert "diti: process 1 gives no sign of life since 1 s; this one ends too" in said[0].read_text()
+    assert processes[0].wait(timeout=600) == 3
+    assert re.search(r"diti: process 1 gives no sign of life since \d+ s; this one ends too", said[0].read_text())

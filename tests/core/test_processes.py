@@ -44,7 +44,7 @@ def found(tmp_path_factory):
     path.with_suffix(".py").write_text(PROCESS)
     command = [sys.executable, "-W", "error", path.with_suffix(".py"), path]
     both = [subprocess.Popen([*command, str(rank)], env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in (0, 1)]
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert [process.wait(timeout=600) for process in both] == [0, 0]
     return [torch.load(f"{path}.{rank}", weights_only=True) for rank in (0, 1)]
 
 
