@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from diti.core.ahead import Ahead, Batches
 from diti.core.device import AUTO, Device, allow_tf32, decide, has_bf16, on_host, pinned, sent
-from diti.core.errors import InputError, short_of_memory
+from diti.core.errors import InputError
+from diti.core.fitting import TooLarge, in_more_parts, memory_advice, rehearsed
 from diti.core.health import STALLED, Line, stalled
 from diti.core.launch import processes
 from diti.core.meeting import meet
@@ -122,6 +123,7 @@ def train(
     standing = Standing(weights, run, accelerator, config)
     pace = standing.pace
     watch = Watch(pace, config, standing.images)
+    config = rehearsed(objective, batches, standing.images, config, accelerator)
     model, optimizer = accelerator.prepare(objective, weights.optimizer)
     log = IntervalLog(run, accelerator, standing.images)
     ahead = Ahead(batches, partial(pinned, device=accelerator.device))
@@ -210,11 +212,10 @@ def fitting_step(
     while True:
         try:
             return *step(model, optimizer, batches, images, config, accelerator), config
-        except TooLarge:
-            smaller = in_more_parts(config, accelerator.unwrap_model(model), accelerator)
-            if smaller is None:
+        except TooLarge as error:
+            if accelerator.num_processes > 1:  # the others would not know: they agree before the first step
                 raise
-            config = smaller
+            config = in_more_parts(config, accelerator.unwrap_model(model), error)
 
 
 def step(
@@ -251,46 +252,6 @@ def step(
         norm = accelerator.clip_grad_norm_(trained, config.max_grad_norm or math.inf)
         optimizer.step()
     return _joined(reports), torch.as_tensor(norm)
-
-
-class TooLarge(InputError):
-    """A batch does not fit in memory."""
-
-
-def in_more_parts(config: TrainingConfig, objective: Objective, accelerator: Accelerator) -> TrainingConfig | None:
-    """The settings with the batch in more parts; None where it cannot be split.
-
-    Nor is it with several processes: the others would not know.
-    """
-    parts = next_parts(config, processes=1)
-    if parts is None or objective.compares_images or accelerator.num_processes > 1:
-        return None
-    print(f"a batch does not fit in memory: computed in {parts} parts from now on")
-    return replace(config, gradient_accumulation_steps=parts)
-
-
-def next_parts(config: TrainingConfig, processes: int) -> int | None:
-    """The next number of parts that a process's share of the batch splits into; None beyond one image each."""
-    share = config.train_batch_size // processes
-    return next((n for n in range(config.gradient_accumulation_steps + 1, share + 1) if share % n == 0), None)
-
-
-@contextmanager
-def memory_advice(config: TrainingConfig, whole: bool, processes: int) -> Iterator[None]:
-    """A batch that does not fit in memory becomes one line with the remedy. whole: it cannot be split."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not short_of_memory(error):
-            raise
-        more = next_parts(config, processes)
-        remedy = "use smaller images or a narrower network"
-        if more is not None:
-            remedy = f"use --gradient-accumulation-steps {more}, which computes the same"
-        raise TooLarge(
-            f"a batch of {config.train_batch_size} images in {config.gradient_accumulation_steps} part(s) does "
-            f"not fit in memory; {'use a smaller --train-batch-size' if whole else remedy}"
-        ) from None
 
 
 @contextmanager
