@@ -379,6 +379,18 @@ def test_verbs(both, made, name):
     both(path, 2.0)
 
 
+def test_edits_of_many_things_are_one_batch(made):
+    """Twelve variants of an image ask for as many kernels as one, in each step."""
+    model = diti.load(made / "model", "pretend").with_decoder()
+    editor = model.edit(diti.open_data(made / "data", SIZE).images[:1], STEPS)
+    asked = []
+    for variants in ([{0: 1.0}], [{dim: place} for dim in range(6) for place in (-1.0, 1.0)]):
+        with pretend.counting() as counted:
+            drawn = editor.draw_each(variants)
+        asked.append(counted["kernels"])
+    assert drawn.shape[:2] == (12, 1) and asked[1] <= 1.05 * asked[0]
+
+
 def test_explore(both, made):
     def path(device, out):
         shutil.copytree(made / "model", out / "model")

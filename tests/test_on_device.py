@@ -3,15 +3,20 @@
 PyTorch starts the threads of its backward pass with the first one, for the devices that it knows by then.
 """
 
+import inspect
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
-from diti.core.device import decide, preferred
+import diti
+from diti.core.device import allow_tf32, decide, preferred
 from diti.core.errors import InputError
+from diti.verbs.parsing import VERBS
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "diti"
@@ -55,3 +60,24 @@ def test_a_preference_ends_with_its_block(monkeypatch):
         assert decide().type == "cpu"
     with pytest.raises(InputError, match="abacus"):
         decide()
+
+
+def test_every_verb_and_function_that_computes_can_be_told():
+    plain = {"prepare", "name", "label", "export", "presets"}  # the last but one exports on the CPU
+    assert {name for name, verb in VERBS.items() if "device" not in {f.name for f in fields(verb)}} == plain
+    functions = {name for name in diti.__all__ if inspect.isfunction(getattr(diti, name))}
+    silent = {name for name in functions if "device" not in inspect.signature(getattr(diti, name)).parameters}
+    # A backbone stays where it is given, and what takes a model or a dataset alone computes there or nothing.
+    assert silent == {"backbone", "grid", "kept_direction", "new_encoder", "open_data", "prepare", "quiet",
+                      "read_labels", "register"}  # fmt: skip
+
+
+def test_rounded_factors_are_for_one_kind_of_device_alone():
+    before = torch.get_float32_matmul_precision()
+    try:
+        allow_tf32(torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == before
+        allow_tf32(torch.device("cuda:0"))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
