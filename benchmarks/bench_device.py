@@ -66,7 +66,7 @@ def cost(work: Callable[[int], object], steps: int) -> dict[str, float]:
     with pretend.counting() as counted:
         work(steps)
     seconds = time.process_time() - began
-    return {"kernels": counted["kernels"], "downloads": counted["downloads"], "seconds": seconds}
+    return {name: counted[name] for name in ("kernels", "uploads", "downloads")} | {"seconds": seconds}
 
 
 def make_paths(device: str, folder: Path) -> dict[str, Callable[[int], object]]:

@@ -487,8 +487,9 @@ def test_no_step_waits_for_the_device(tmp_path, monkeypatch):
     from benchmarks.bench_device import measure
 
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "pretend:0")
-    found = {path: cost["downloads"] for path, cost in measure("pretend", tmp_path, steps=1).items()}
-    assert found == {"pretrain": 0, "train": 0, "sampler": 0, "encode": 0, "pass": 7}
+    found = {path: (cost["downloads"], cost["uploads"]) for path, cost in measure("pretend", tmp_path, 1).items()}
+    # Up go pixels, time-steps and weights by time; tables only once.
+    assert found == {"pretrain": (0, 2), "train": (0, 3), "sampler": (0, 0), "encode": (0, 1), "pass": (7, 3)}
 
 
 def test_what_does_not_fit_in_memory_is_split(made, tmp_path, monkeypatch):
