@@ -28,9 +28,12 @@ def main() -> None:
     if before := os.environ.get("BEFORE"):
         sources = {"before": before, **sources}
     counts = {name: run_child(source, "pretend") for name, source in sources.items()}
-    print(f"{'a step of':<12} " + " ".join(f"{f'{name}: kernels, downloads':>32}" for name in sources))
+    print(f"{'a step of':<12} " + " ".join(f"{f'{name}: kernels, up, down':>32}" for name in sources))
     for path in counts["now"]:
-        cells = (f"{one[path]['kernels']:>22.0f}, {one[path]['downloads']:>8.1f}" for one in counts.values())
+        cells = (
+            f"{o[path]['kernels']:>18.0f}, {o[path]['uploads']:.0f}, {o[path]['downloads']:>8.1f}"
+            for o in counts.values()
+        )
         print(f"{path:<12} " + " ".join(cells))
     if before:
         rounds = [{name: run_child(source, "cpu") for name, source in sources.items()} for _ in range(ROUNDS)]
