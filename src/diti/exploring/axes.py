@@ -97,7 +97,7 @@ def removed_by(model: DiTi, dataset: Dataset, groups: Sequence[Sequence[int]], i
             z = model.encode(pixels, value_range=MODEL_RANGE)
             codes = (model.partition.mask(code, t) for code in chain([z], held_at(z, mean.to(z), groups)))
             x0 = fitted(model.backbone.encode, pixels)
-            total += losses_with(model.decoder, x0, t, noise, codes).double().sum(1).cpu().numpy()
+            total += losses_with(model.decoder, x0, t, noise, codes).cpu().double().sum(1).numpy()
             advance(len(groups))
     return (total[2:] - total[1]) / total[0]
 
