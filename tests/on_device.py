@@ -6,157 +6,45 @@ Not collected by itself: test_on_device.py runs it in a process of its own, whic
 import pretend  # isort: skip - before any backward pass
 
 import dataclasses
-import functools
-import inspect
-import json
-import pkgutil
 import shutil
-from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
+import on_device_world
 import pytest
 import torch
+from on_device_world import (
+    CODE,
+    SHORT,
+    SIZE,
+    SOLVED,
+    STEPS,
+    Falling,
+    log_of,
+    look_at_few,
+    same,
+    settings,
+    weights,
+)
 from pipelines import PIPELINES
-from safetensors.torch import load_file
-from tiny import SHAPE, tiny_backbone, tiny_model
+from tiny import SHAPE, tiny_model
 
 import diti
 from diti.cli import main
-from diti.config import EncoderConfig, TrainConfig, TrainingConfig
-from diti.core.device import decide, fitted, preferred
-from diti.core.errors import InputError
+from diti.config import EncoderConfig, TrainConfig
+from diti.core.device import decide, preferred
 from diti.core.images import to_float
-from diti.core.loop import make_accelerator, train, with_precision
-from diti.core.objective import LossReport, Objective
-from diti.core.rng import Draws
+from diti.core.loop import make_accelerator, train
 from diti.core.runs import RunFolder
-from diti.diffusion import pretrain
 from diti.diffusion.generate import samples
 from diti.edit.interpolate import interpolate
-from diti.edit.reader import fit_reader
 from diti.exploring.axes import removed_by
-from diti.measure.attribute_classifier import AttributeClassifier, ReaderNetwork
 from diti.measure.counterfactuals import CounterfactualOptions, measure_counterfactuals
-from diti.measure.reference import encode
 from diti.measure.sufficiency import sufficiency
-from diti.representation.checks import loss_curves
-from diti.representation.features import metric_over
-from diti.representation.finish import training_statistics
-from diti.representation.methods import diffae
-from diti.representation.methods.diffae import new_decoder
-from diti.representation.methods.diti import frozen_loss_by_time
 from diti.representation.train import train_model
 from diti.representation.train_latent import fit_latent
-from diti.theory import reconstructor
 
+made, both = on_device_world.made, on_device_world.both  # fixtures
 KINDS = ("latent", "Flux")  # betas and a U-Net; a flow and a transformer that is told a prompt
-DEVICES, LABELS = ("cpu", "pretend"), ("background", "brightness", "hat")
-SIZE, STEPS = 16, 3
-CODE = EncoderConfig(encoder="residual", code_dim=8, encoder_channels=(8, 16))
-SHORT = TrainingConfig(
-    images=24, train_batch_size=8, learning_rate=1e-3, ema_decay=0.9, log_images=16, validate_images=16,
-    checkpoint_images=16,
-)  # fmt: skip
-FEW = {  # images that are looked at beside the work, and steps that draw them
-    "diffusion.validation.fixed_batches": (16, "valid", None),
-    "diffusion.validation.fixed_rows": (16, "valid"),
-    "representation.checks.loss_curves": (16,),
-    "diffusion.generate.samples": (STEPS, None),
-    "representation.models.decoding.DecodingModel.reconstruct": ("inferred", STEPS, 0),
-    "exploring.axes.removed_by": (16,),
-    "representation.checks.SHOWN": 2,
-    "representation.methods.diti.CURVE_IMAGES": 16,
-    "diffusion.pretrain.SAMPLES": 2,
-    "edit.reach.IMAGES": 2,
-    "edit.reach.STEPS": STEPS,
-    "edit.gain.ROUNDS": 1,
-    "edit.reach.GRID": (1.0, 2.0),
-    "representation.methods.base.CHECKED_IMAGES": 16,
-    "representation.train_latent.VALIDATION_DRAWS": 32,
-    "representation.train_latent.COMPARED": 20,
-}
-SOLVED = {"code_dim": 8, "subsets": 2, "images": 160, "pixel_axes": 12, "stretches": 2, "whitened": 16}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with faces, two of them as pictures, a backbone and a solved model."""
-    folder = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DITI_CACHE", str(folder / "cache"))
-        look_at_few(patch)
-        faces = diti.prepare("toyfaces:120", folder / "data", SIZE, workers=1)
-        pq.write_table(faces.table.select(["file", "split", *LABELS]), folder / "data" / "table.parquet")
-        tiny_backbone().save(folder / "backbone")
-        diti.solve(folder / "data", str(folder / "backbone"), out=folder / "model", device="cpu", **SOLVED)
-    for name, image in zip("ab", faces.images[:2], strict=True):
-        diti.grid(image[None], columns=1).save(folder / f"{name}.png")
-    return folder
-
-
-def look_at_few(patch: pytest.MonkeyPatch) -> None:
-    """Other constants, and other defaults of functions, also of those that torch wraps."""
-    for name, few in FEW.items():
-        if name.rpartition(".")[2].isupper():
-            patch.setattr(f"diti.{name}", few)
-        else:
-            patch.setattr(inspect.unwrap(pkgutil.resolve_name(f"diti.{name}")), "__defaults__", few)
-
-
-class Both:
-    """Runs a path on the CPU and on the device, each with a cache and a folder of its own, and compares."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self.patch = folder, patch
-
-    def __call__(self, path, tolerance: float = 1e-3) -> None:
-        found = {}
-        for device in DEVICES:
-            self.patch.setenv("DITI_CACHE", str(self.folder / device / "cache"))
-            (self.folder / device / "out").mkdir(parents=True)
-            with pretend.counting() as counted:
-                found[device] = path(device, self.folder / device / "out")
-            assert (counted["kernels"] > 0) == (device == "pretend"), "it computes where it was told to"
-        same(found["cpu"], found["pretend"], tolerance)
-
-
-@pytest.fixture
-def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
-    look_at_few(monkeypatch)
-    return Both(tmp_path, monkeypatch)
-
-
-def same(one: object, other: object, tolerance: float) -> None:
-    """Numbers, arrays, and whatever holds them."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one:
-            if name not in ("command", "model", "images_per_s", "seconds"):
-                same(one[name], other[name], tolerance)
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for pair in zip(one, other, strict=True):
-            same(*pair, tolerance)
-    elif isinstance(one, torch.Tensor | np.ndarray | float):
-        np.testing.assert_allclose(plain(one), plain(other), rtol=tolerance, atol=tolerance)
-    else:
-        assert one == other
-
-
-def plain(numbers: object) -> np.ndarray:
-    return (numbers.cpu() if isinstance(numbers, torch.Tensor) else np.asarray(numbers)).__array__()
-
-
-def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """All that a model folder learned, but states."""
-    files = [file for file in sorted(folder.rglob("*.safetensors")) if "state" not in file.parts]
-    return {str(file.relative_to(folder)): load_file(file) for file in files}
-
-
-def log_of(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
 
 # ---- Models are made --------------------------------------------------------------------------------------------
 
@@ -169,11 +57,6 @@ def test_pretrain(both, made):
         return weights(out), log_of(out)
 
     both(path)
-
-
-def settings(made: Path, **more) -> TrainConfig:
-    places = {"data": str(made / "data"), "backbone": str(made / "backbone")}
-    return TrainConfig(**places, subsets=2, training=SHORT, **more)
 
 
 @pytest.mark.parametrize("method", ["diti", "pdae", "diffae", "simclr", "tcvae", "ibgan"])
@@ -201,24 +84,6 @@ def test_train_on_from_the_solution(both, made):
         return log_of(out)
 
     both(path, 1e-2)
-
-
-class Falling(Objective):
-    """A regression by Muon and Adam whose loss is no number at the 20th call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.calls = torch.nn.Conv2d(1, 4, 2), 0
-        torch.nn.init.ones_(self.layer.weight)
-        torch.nn.init.zeros_(self.layer.bias)
-
-    def is_inner(self, name, parameter):
-        return parameter.ndim == 4
-
-    def forward(self, images, draws):
-        self.calls += 1
-        loss = (self.layer(images) - 1).square().mean((1, 2, 3))
-        return LossReport(loss.mean() * (float("nan") if self.calls == 20 else 1.0), loss)
 
 
 def test_a_fall_is_rolled_back(both):
@@ -486,182 +351,3 @@ def test_export_to_onnx(tmp_path):
     model = tiny_model().to("pretend")
     assert "differs from torch by" in export_encoder(model, tmp_path / "encoder.onnx")
     assert model.device == pretend.DEVICE, "it stays where it was put"
-
-
-# ---- Nothing is waited for --------------------------------------------------------------------------------------
-
-
-def test_no_step_waits_for_the_device(tmp_path, monkeypatch):
-    """Nothing is brought back, beside the lines of the log, and of 512 images in the pass their sums."""
-    from benchmarks.bench_device import measure
-
-    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "pretend:0")
-    found = {path: (cost["downloads"], cost["uploads"]) for path, cost in measure("pretend", tmp_path, 1).items()}
-    # Up go pixels, time-steps and weights by time; tables only once.
-    assert found == {"pretrain": (0, 2), "train": (0, 3), "sampler": (0, 0), "encode": (0, 1), "pass": (7, 3)}
-
-
-def test_what_does_not_fit_in_memory_is_split(made, tmp_path, monkeypatch):
-    """Wherever a network runs beside its training, with the same numbers."""
-    look_at_few(monkeypatch)
-    model = diti.load(made / "model", "pretend").with_backbone()
-    data, backbone, decoder = diti.open_data(made / "data", SIZE), model.backbone, model.decoder
-    faces = data.images[:6]
-    unet = new_decoder(settings(made, method="diffae", code=CODE), backbone).to("pretend")
-    network = ReaderNetwork(SIZE, (8, 16), 2).to("pretend")
-
-    def work():
-        yield model.encode(faces), model.reconstruct(faces, sampling_steps=STEPS)
-        yield samples(backbone, 6, 0, STEPS), pretrain.validation_losses(backbone, data)
-        yield loss_curves(model.encoder, decoder, model.partition, data).record()
-        yield vars(diffae.validation_losses(model.encoder, unet, data))
-        yield frozen_loss_by_time(backbone, data), removed_by(model, data, [[0], [1, 2]])
-        yield encode(model.encoder, to_float(faces)), AttributeClassifier(network.read, SIZE, ())(to_float(faces))
-        yield training_statistics(model.encoder, data), metric_over(model, data), fit_reader(model, data).told
-        yield reconstructor(backbone)(to_float(faces), torch.arange(6))
-
-    expected = list(work())
-    with pretend.limited(rows=5):
-        same(expected, list(work()), 1e-3)
-        with pytest.raises(InputError, match="use a smaller --train-batch-size"):
-            train_model(settings(made, method="simclr", code=CODE), tmp_path, device="pretend")
-    with pretend.limited(rows=0), pytest.raises(InputError, match="one image does not fit in the memory"):
-        model.encode(faces)
-
-
-def test_a_solution_that_does_not_fit_in_memory_is_the_same(made):
-    options = SOLVED | {"lost_in": "features"}
-
-    def solved():
-        model = diti.solve(made / "data", str(made / "backbone"), device="pretend", **options)
-        return model.decoder.linear.weights.detach(), model.encoder.head.weight.detach()
-
-    expected = solved()
-    with pretend.limited(rows=50):
-        same(expected, solved(), 1e-4)
-
-
-TOO_MUCH = (torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("MPS backend out of memory (MPS ..."),
-            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you"),
-            RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), MemoryError())  # fmt: skip
-
-
-@pytest.mark.parametrize("error", TOO_MUCH, ids=lambda error: str(error)[:4])
-def test_how_much_fits_is_found_once(error):
-    asked = []
-
-    def work(x, limit):
-        asked.append(len(x))
-        if len(x) > limit:
-            raise error
-        return x + 1
-
-    def batches(limit, count):
-        asked.clear()
-        found = fitted(functools.partial(work, limit=limit), torch.zeros(count, limit))
-        assert found.tolist() == [[1.0] * limit] * count
-        return list(asked)
-
-    diti.core.device._known.clear()
-    assert batches(2, 7) == [7, 3, 1, 2, 2, 2], "upwards again, until the next larger one is known not to fit"
-    assert batches(2, 7) == [2, 2, 2, 1], "the second time it is known"
-    assert batches(300, 1024) == [1024, 512, 256, 384, 320, 288, 288, 192], "to within an eighth"
-    assert batches(300, 600) == [288, 288, 24]
-    assert batches(8, 8) == [8] and batches(8, 0) == [0]
-
-
-def test_other_errors_are_not_taken_for_it():
-    def work(x):
-        raise RuntimeError("shapes do not match")
-
-    with pytest.raises(RuntimeError, match="shapes do not match"):
-        fitted(work, torch.zeros(4, 2))
-
-
-def test_a_training_that_does_not_fit_in_memory_goes_on_in_parts(tmp_path, capsys):
-    def weight_after(rows, out):
-        objective = Falling()
-        with pretend.limited(rows=rows):
-            train(
-                objective, lambda start, count: torch.eye(24)[start : start + count, :4].view(-1, 1, 2, 2), SHORT,
-                RunFolder(out), label="test", evaluate=lambda images: {},
-                accelerator=make_accelerator(SHORT, "pretend"),
-            )  # fmt: skip
-        return objective.layer.weight.detach()
-
-    same(weight_after(8, tmp_path / "whole"), weight_after(4, tmp_path / "parts"), 1e-5)
-    assert "a batch does not fit in memory: computed in 2 parts from now on" in capsys.readouterr().out
-
-
-def test_noise_is_drawn_there_and_a_run_is_repeated_exactly():
-    whole = Draws(3, 8, 24).normal("noise", (3, 4, 4), pretend.DEVICE)
-    with pretend.counting() as counted:
-        part = Draws(3, 20, 5).normal("noise", (3, 4, 4), pretend.DEVICE)
-    assert counted["uploads"] == 0 and part.device == pretend.DEVICE
-    assert torch.equal(part.cpu(), whole[12:17].cpu()), "whatever the batch, an image gets its own numbers"
-
-
-def test_bf16_where_the_device_has_it(made, tmp_path, monkeypatch):
-    """Frozen networks and trainings, but neither sums nor solutions nor, where it is unwanted, anything."""
-    monkeypatch.setattr(pretend.Module, "is_bf16_supported", lambda self, including_emulation: True, raising=False)
-    seen = {}
-    trunk, unet = "representation.networks.trunks.BackboneTrunk.forward", "diffusion.unet.UNetBackbone.forward"
-    for name in (trunk, unet):
-        owner, _, attribute = f"diti.{name}".rpartition(".")
-        plain_forward = getattr(pkgutil.resolve_name(owner), attribute)
-
-        def forward(self, *given, name=name, plain_forward=plain_forward):
-            seen.setdefault(name, set()).add(torch.is_autocast_enabled("pretend"))
-            return plain_forward(self, *given)
-
-        monkeypatch.setattr(f"diti.{name}", forward)
-
-    def solved():
-        seen.clear()
-        diti.solve(made / "data", str(made / "backbone"), device="pretend", **SOLVED)
-        return dict(seen)
-
-    assert solved() == {trunk: {True}, unet: {True}}
-    seen.clear()
-    samples(diti.load_backbone(made / "backbone", "pretend"), 1, 0, STEPS)
-    assert seen == {unet: {False}}, "errors of a sampler's steps would add up"
-    monkeypatch.setenv("DITI_PRECISION", "float32")
-    assert solved() == {trunk: {False}, unet: {False}}
-    monkeypatch.setenv("DITI_PRECISION", "float8")
-    with pytest.raises(InputError, match="DITI_PRECISION 'float8' is unknown; use auto or float32"):
-        solved()
-    assert with_precision(SHORT, "pretend").mixed_precision == "bf16"
-    assert with_precision(SHORT, "cpu").mixed_precision == "no"
-
-
-# ---- One decision -----------------------------------------------------------------------------------------------
-
-
-def test_who_decides(monkeypatch):
-    assert decide() == decide("auto") == torch.device("cpu"), "there is no GPU here"
-    monkeypatch.setenv("DITI_DEVICE", "pretend")
-    assert decide() == torch.device("pretend:0") and decide("cpu") == torch.device("cpu")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv("DITI_DEVICE", "")
-    assert decide() == torch.device("cuda:0") and decide("cuda:1") == torch.device("cuda:1")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert decide() == torch.device("cuda:1"), "each process has its own"
-
-
-def test_the_environment_decides_for_whole_commands(made, tmp_path, monkeypatch):
-    monkeypatch.setenv("DITI_DEVICE", "pretend")
-    with pretend.counting() as counted:
-        assert main(["encode", str(made / "model"), str(made / "data"), "--out", str(tmp_path / "z.csv")]) == 0
-    assert counted["kernels"] > 0
-    monkeypatch.setenv("DITI_CACHE", str(tmp_path / "cache"))
-    with pretend.counting() as counted:
-        words = ["encode", str(made / "model"), str(made / "data"), "--out", str(tmp_path / "z2.csv")]
-        assert main([*words, "--device", "cpu"]) == 0
-    assert counted["kernels"] == 0
-
-
-def test_a_second_training_may_have_another_device_and_precision():
-    for device, precision in (("pretend", "no"), ("cpu", "no"), ("pretend", "bf16"), ("pretend", "no")):
-        config = dataclasses.replace(SHORT, mixed_precision=precision)
-        accelerator = make_accelerator(config, device)
-        assert (accelerator.device, accelerator.mixed_precision) == (decide(device), precision)

@@ -1,4 +1,4 @@
-"""One place decides where networks compute; the paths of on_device.py, in a process that registers a device first.
+"""One place decides where networks compute; the paths of on_device.py, in a process that registers a device.
 
 PyTorch starts the threads of its backward pass with the first one, for the devices that it knows by then.
 """
@@ -24,7 +24,8 @@ NAMED = re.compile(r"""torch\.(cuda|mps|xpu)\b|(?<!such as )["'](cpu|cuda|mps|xp
 
 
 def test_every_path_on_a_device():
-    words = ["-m", "pytest", str(TESTS / "on_device.py"), "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    files = [str(TESTS / name) for name in ("on_device.py", "on_device_limits.py")]
+    words = ["-m", "pytest", *files, "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run([sys.executable, *words], cwd=TESTS.parent, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
