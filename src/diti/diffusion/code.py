@@ -38,7 +38,7 @@ def returned_by(name: str) -> Any:
         return make()
     except InputError as error:
         raise InputError(str(error) if name in str(error) else f"{name}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = next((f" in line {f.lineno}" for f in reversed(traceback.extract_tb(error.__traceback__))
                       if Path(f.filename) == path), "")  # fmt: skip
         reason = str(error).strip().partition("\n")[0]
