@@ -31,6 +31,7 @@ from diti.core.objective import LossReport, Objective
 from diti.core.rng import Draws
 from diti.core.runs import RunFolder
 from diti.diffusion.generate import samples
+from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.edit.interpolate import interpolate
 from diti.measure.counterfactuals import CounterfactualOptions, measure_counterfactuals
 from diti.measure.sufficiency import sufficiency
@@ -260,6 +261,26 @@ def test_kinds_of_backbones(both, made, tmp_path, name):
         return z, model.encode(again.clamp(-1, 1), value_range=(-1, 1)), samples(model.backbone, 2, 0, STEPS)
 
     both(path, 5e-3)
+
+
+def test_even_the_first_run_of_a_network_is_on_the_device(made, tmp_path, monkeypatch):
+    """A large one would take minutes on the host, and twice the memory."""
+    real, places = WatchedBackbone.map_shapes, []
+
+    def noted(self, blocks):
+        places.append(self.device)
+        return real(self, blocks)
+
+    def stopped(*given, **more):
+        raise InputError("stopped")
+
+    monkeypatch.setattr(WatchedBackbone, "map_shapes", noted)
+    monkeypatch.setattr("diti.representation.solve.run.gather_evidence", stopped)
+    folder = PIPELINES["latent"](tmp_path / "pipeline")
+    words = ("--backbone", folder, "--code-dim", 8, "--subsets", 2, "--stretches", 2, "--pixel-axes", 12)
+    words = (*words, "--images", 160, "--device", "pretend", "--out", tmp_path / "m")
+    assert main(["solve", "--data", str(made / "data"), *map(str, words)]) == 2
+    assert places and set(places) == {decide("pretend")}
 
 
 def narrow(device: torch.device) -> torch.dtype:

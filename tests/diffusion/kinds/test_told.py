@@ -272,3 +272,13 @@ def test_an_inpainting_network_is_refused(tmp_path):
 def test_a_size_must_fit_the_autoencoder(tmp_path):
     with pytest.raises(InputError, match="size is 33 px; give a multiple of 2"):
         load_backbone(stable_diffusion(tmp_path), "cpu", size=33)
+
+
+def test_a_prompt_that_was_changed_by_hand_is_not_what_is_kept(tmp_path):
+    load_backbone(stable_diffusion(tmp_path / "p"), "cpu").save(tmp_path / "b")
+    assert load_backbone(tmp_path / "b", "cpu").told_text.shape == (1, 5, 8)
+    (tmp_path / "b" / "backbone.json").write_text(json.dumps({"prompt": "a face"}))
+    with pytest.raises(
+        InputError, match=r"no text_encoder, which tells the network the prompt 'a face'|prompts\]"
+    ):
+        load_backbone(tmp_path / "b", "cpu")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from diti.core.device import FULL, PRECISION, has_bf16, on_host
@@ -30,8 +31,8 @@ from diti.diffusion.files import (
     SCHEDULER_FILE,
     autoencoder_folder,
     complaints_about,
+    naming_whole,
     read_network_of,
-    read_safetensors,
     read_scheduler,
     read_settings,
     require_finite,
@@ -39,7 +40,7 @@ from diti.diffusion.files import (
 from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.diffusion.pictures import Pictures, Pixels, read_autoencoder
 
-CONDITIONS = "conditions.safetensors"
+CONDITIONS, PROMPT = "conditions.safetensors", "prompt"  # and the name of what it tells, in its metadata
 LARGE = 500_000_000  # weights from which on a network is bfloat16 on a GPU
 _ONE_AT_A_TIME = threading.Lock()
 WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "config.json")
@@ -122,7 +123,7 @@ class PipelineBackbone(WatchedBackbone):
         patches = cls.patches(network.config, cls.own_shape(network.config, pictures.side(1), choices.size)[1])
         with complaints_about(home / "scheduler"):
             clock, predicts = Clock.of_scheduler(read_scheduler(home, folder), patches)
-        known = kept_conditions(home) if choices.prompt == kept.prompt else {}
+        known = kept_conditions(home, choices.prompt) if choices.prompt == kept.prompt else {}
         conditions = cls.conditions(home, network.config, choices, known)
         return cls(network, clock, predicts, pictures, home, folder, choices, conditions)
 
@@ -241,16 +242,18 @@ class PipelineBackbone(WatchedBackbone):
         if self.told_always:
             told = {name: getattr(self, f"told_{name}").cpu().contiguous() for name in self.told_always}
             with atomic_path(folder / CONDITIONS) as temporary:
-                save_file(told, temporary)
+                save_file(told, temporary, {PROMPT: self.choices.prompt})
         write_json(folder / DESCRIPTION, asdict(self.choices))
 
 
-def kept_conditions(home: Path) -> dict[str, Tensor]:
-    """What is kept in a folder of what its network is told; nothing where no such file is."""
+def kept_conditions(home: Path, prompt: str) -> dict[str, Tensor]:
+    """What is kept in a folder of what its network is told of a prompt; nothing where that is not there."""
     path = home / CONDITIONS
     if not path.is_file():
         return {}
-    with complaints_about(path):
-        kept = read_safetensors(path)
+    with complaints_about(path), naming_whole(path), safe_open(path, framework="pt") as file:
+        if (file.metadata() or {}).get(PROMPT, prompt) != prompt:
+            return {}  # backbone.json was changed since
+        kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         require_finite(kept, str(path))
     return kept
