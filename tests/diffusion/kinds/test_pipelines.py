@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
-from diti.diffusion import files
+from diti.diffusion import files, pictures
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.kinds import pipeline
 from diti.diffusion.schedule import gather
@@ -257,3 +257,24 @@ def test_it_can_be_pickled_and_copied(tmp_path):
     expected = backbone.maps(x0, 50, blocks)
     for again in (pickle.loads(pickle.dumps(backbone)), copy.deepcopy(backbone)):
         assert all(torch.equal(*pair) for pair in zip(again.maps(x0, 50, blocks), expected, strict=True))
+
+
+def test_a_picture_larger_than_an_autoencoder_was_trained_on_goes_through_it_in_tiles(tmp_path):
+    backbone = load_backbone(latent(tmp_path), "cpu")
+    autoencoder, sides = backbone.pictures.autoencoder, []
+    for part in (autoencoder.encoder, autoencoder.decoder):
+        part.register_forward_pre_hook(lambda module, given: sides.append(given[0].shape[-1]))
+    x = torch.randn(1, 3, 4 * SIZE, 4 * SIZE, generator=torch.Generator().manual_seed(2))
+    drawn = backbone.decode(backbone.encode(x))
+    assert drawn.shape == x.shape and max(sides) == SIZE and len(sides) > 2
+    sides.clear()
+    backbone.decode(backbone.encode(x[..., :SIZE, :SIZE]))
+    assert sides == [SIZE, SIZE // 2]
+
+
+def test_large_pictures_go_through_an_autoencoder_one_by_one(tmp_path, monkeypatch):
+    backbone = load_backbone(latent(tmp_path), "cpu")
+    together, counts = backbone.encode(faces(5)), []
+    monkeypatch.setattr(pictures, "PIXELS_AT_ONCE", SIZE**2)
+    backbone.pictures.autoencoder.encoder.register_forward_pre_hook(lambda m, given: counts.append(len(given[0])))
+    assert torch.allclose(backbone.encode(faces(5)), together, atol=1e-5) and counts == [1] * 5

@@ -37,8 +37,8 @@ def prompt_conditions(
     fetch_more(home, [f"{part}*/{name}" for part in ("tokenizer", "text_encoder") for name in WANTED])
     if not (home / "text_encoder").is_dir():
         raise FileError(
-            f"{home} holds no text_encoder, which tells the network the prompt {prompt!r}: copy the folders of the "
-            "pipeline's text encoders and tokenizers, too"
+            f"{home} holds no text_encoder, which tells the network the prompt {prompt!r}: copy the folders of "
+            "the pipeline's text encoders and tokenizers, too"
         )
     with complaints_about(home / "text_encoder"), without_remarks(transformers_logging), torch.no_grad():
         parts = getattr(diffusers, pipeline).from_pretrained(home, **dict.fromkeys(absent))

@@ -59,7 +59,7 @@ class WatchedBackbone(Backbone):
         if given.shape != x.shape:
             raise InputError(
                 f"the network gives {tuple(given.shape[1:])} for x_t of {tuple(x.shape[1:])}; it must give as "
-                "much as it takes, or twice the channels where it also learns sigma: is the size one that it allows?"
+                "much as it takes, or twice the channels where it also learns sigma: does it allow this size?"
             )
         return given
 
