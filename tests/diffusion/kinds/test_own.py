@@ -200,6 +200,11 @@ def test_what_goes_wrong_in_it_is_one_line(function, said, code):
         load_backbone(code().replace(":make", f":{function}"), "cpu")
 
 
+def test_a_file_alone_lacks_its_function(code):
+    with pytest.raises(InputError, match=r"name its function .*mine\.py:make"):
+        load_backbone(code().removesuffix(":make"), "cpu")
+
+
 def test_a_missing_file_is_told(tmp_path):
     with pytest.raises(InputError, match="is not a file"):
         load_backbone(f"{tmp_path}/none.py:make", "cpu")

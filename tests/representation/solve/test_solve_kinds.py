@@ -113,6 +113,8 @@ def test_a_model_of_ones_own_from_the_command_line(diti_here, tmp_path, face, ca
     assert "the pass takes about" in caplog.text and "128 images" in caplog.text
     facts = json.loads((tmp_path / "m" / "backbone.json").read_text())
     assert facts["code"] == f"{tmp_path}/mine.py:make"
+    drawn = diti_here("sample", facts["code"], "-n", "2", *STEPS, "--out", tmp_path / "drawn.png")
+    assert drawn.returncode == 0 and (tmp_path / "drawn.png").is_file(), drawn.stderr
     export = diti_here("export", tmp_path / "m", "--out", tmp_path / "e.onnx")
     assert export.returncode == 2 and "of which no ONNX file is made" in export.stderr
 
