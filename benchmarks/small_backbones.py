@@ -3,8 +3,8 @@
 `python -m benchmarks.small_backbones KIND OUT [--seed S] [--images N]` trains one and writes a folder of diffusers
 that `--backbone OUT` opens, with a sheet of samples (and, of an autoencoder, of pictures before and after it):
 latent64, a UNet2DModel in the latents of a small AutoencoderKL; flow32, a flow-matching UNet2DModel; dit32, a
-DiTTransformer2DModel without classes. The noise is mixed by diffusers' own schedulers, so that the samples, which
-diti draws, also show that it reads them rightly.
+DiTTransformer2DModel without classes. An autoencoder that OUT holds already is kept. The noise is mixed by
+diffusers' own schedulers, so that the samples, which diti draws, also show that it reads them rightly.
 """
 
 from __future__ import annotations

@@ -217,6 +217,9 @@ def test_a_folder_runs_only_what_was_named_here(code, tmp_path, monkeypatch):
     monkeypatch.setenv("DITI_CACHE", str(tmp_path / "another machine"))
     with pytest.raises(InputError, match="was not named on this machine before"):
         load_backbone(tmp_path / "saved", "cpu")
+    monkeypatch.setenv("DITI_BACKBONE", "mine")
+    with pytest.raises(InputError, match="DITI_BACKBONE: mine names no function"):
+        load_backbone(tmp_path / "saved", "cpu")
     monkeypatch.setenv("DITI_BACKBONE", name)
     assert load_backbone(tmp_path / "saved", "cpu").code == name
 
