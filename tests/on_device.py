@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from own_models import HandUNet
 from pipelines import PIPELINES
 from safetensors.torch import load_file
 from tiny import SHAPE, tiny_backbone, tiny_model
@@ -261,6 +262,20 @@ def test_kinds_of_backbones(both, made, tmp_path, name):
         return z, model.encode(again.clamp(-1, 1), value_range=(-1, 1)), samples(model.backbone, 2, 0, STEPS)
 
     both(path, 5e-3)
+
+
+@pytest.mark.parametrize("as_module", [True, False])
+def test_an_autoencoder_of_ones_own_is_asked_where_it_is(as_module):
+    way_in, way_out = torch.nn.Conv2d(3, 4, 2, 2), torch.nn.ConvTranspose2d(4, 3, 2, 2)
+    ways = (way_in, way_out) if as_module else (lambda x: way_in(x), lambda x: way_out(x))
+    network = HandUNet(4)
+    mine = diti.backbone(network, schedule="linear", size=SIZE, encode=ways[0], decode=ways[1])
+    x = torch.rand(2, 3, SIZE, SIZE)
+    expected = mine.decode(mine.encode(x))
+    mine.to("pretend")
+    drawn = mine.decode(mine.encode(x.to("pretend")))
+    assert drawn.device == mine.device and way_in.weight.device.type == ("pretend" if as_module else "cpu")
+    np.testing.assert_allclose(plain(drawn), plain(expected), atol=1e-5)
 
 
 def test_even_the_first_run_of_a_network_is_on_the_device(made, tmp_path, monkeypatch):

@@ -32,27 +32,35 @@ Way = Callable[[Tensor], Tensor]
 
 
 class OwnPictures(Pictures):
-    """Somebody's own way from pictures (B,3,H,H) in [-1,1] to x0 and back."""
+    """Somebody's own way from pictures (B,3,H,H) in [-1,1] to x0 and back.
+
+    A module follows the network to another device; a function may hold one that does not: it is asked where the
+    network was when it was given, `home`.
+    """
 
     bounded = False
 
-    def __init__(self, encode: Way, decode: Way, size: int) -> None:
+    def __init__(self, encode: Way, decode: Way, size: int, home: torch.device) -> None:
         super().__init__()
-        self.way_in, self.way_out, self.size = encode, decode, size
+        self.way_in, self.way_out, self.size, self.home = encode, decode, size, home
 
     def encode(self, pixels: Tensor) -> Tensor:
-        return self.way_in(pixels).detach()
+        return self._gone(self.way_in, pixels)
 
     def decode(self, x0: Tensor) -> Tensor:
-        return self.way_out(x0).detach()
+        return self._gone(self.way_out, x0)
+
+    def _gone(self, way: Way, given: Tensor) -> Tensor:
+        place = given.device if isinstance(way, nn.Module) else self.home
+        return way(given.to(place)).detach().to(given.device)
 
     def side(self, grid: int) -> int:
         return self.size
 
     @torch.no_grad()
-    def tried_out(self, device: torch.device) -> tuple[int, int, int]:
+    def tried_out(self) -> tuple[int, int, int]:
         """(C,h,h) of an x0; InputError for ways that do not lead from pictures to x0 and back."""
-        grey = torch.zeros(1, 3, self.size, self.size, device=device)
+        grey = torch.zeros(1, 3, self.size, self.size, device=self.home)
         x0 = _went("encode", self.way_in, grey)
         if x0.ndim != 4 or x0.shape[2] != x0.shape[3]:
             raise InputError(f"encode gives {tuple(x0.shape)} for a picture; let it give x0 (1,C,h,h)")
@@ -171,7 +179,8 @@ def backbone(
     size: side of its pictures, px. channels: 1 for grey: RGB data are taken by luminance and come back grey.
     range: of its pixels. features: names of the blocks whose outputs are the features, as named_modules() has
     them; by default those around the smallest grid. encode, decode: from pictures (B,3,H,H) in [-1,1] to x0
-    (B,C,h,h) and back, for a model of latents, or of pixels scaled in another way.
+    (B,C,h,h) and back, for a model of latents, or of pixels scaled in another way; they are asked on the device
+    where denoise is now, while a module in their place follows denoise to another.
 
         mine = diti.backbone(network, schedule="linear", size=32)
         model = diti.solve("data/mine", mine, out="runs/mine")  # later: diti.load("runs/mine", backbone=mine)
@@ -193,6 +202,6 @@ def backbone(
     pictures: Pictures = Pixels(channels, range)
     shape = (channels, size, size)
     if encode is not None and decode is not None:
-        pictures = OwnPictures(encode, decode, size)
-        shape = pictures.tried_out(next(denoise.parameters()).device)
+        pictures = OwnPictures(encode, decode, size, next(denoise.parameters()).device)
+        shape = pictures.tried_out()
     return OwnBackbone(denoise, clock, predicts, pictures, shape, features)
