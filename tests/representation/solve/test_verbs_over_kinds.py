@@ -2,8 +2,11 @@
 
 import contextlib
 import io
+import os
+from pathlib import Path
 
 import numpy as np
+import own_models
 import pytest
 import torch
 from own_models import BESIDE, CODE
@@ -100,7 +103,10 @@ def test_the_studio_inverts_and_draws(solved, monkeypatch):
 
 
 @pytest.mark.slow
-def test_they_are_reported(solved, diti_here, tmp_path):
+def test_they_are_reported(solved, diti_here, tmp_path, monkeypatch):
+    # It measures in processes of its own, where the hand-written network must be found, too.
+    paths = [str(Path(own_models.__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     done = diti_here("report", "model", "--data", DATA, *FEW, "--out", tmp_path / "report", cwd=solved)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "report" / "index.html").is_file()
