@@ -3,8 +3,8 @@
 `python -m benchmarks.small_backbones KIND OUT [--seed S] [--images N]` trains one and writes a folder of diffusers
 that `--backbone OUT` opens, with a sheet of samples (and, of an autoencoder, of pictures before and after it):
 latent64, a UNet2DModel in the latents of a small AutoencoderKL; flow32, a flow-matching UNet2DModel; dit32, a
-DiTTransformer2DModel without classes. The noise is mixed by diffusers' own schedulers, so that the samples, which
-diti draws, also show that it reads them rightly.
+DiTTransformer2DModel without classes. An autoencoder that OUT holds already is kept. The noise is mixed by
+diffusers' own schedulers, so that the samples, which diti draws, also show that it reads them rightly.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from diti.diffusion.unet import zero, zero_block_ends
 
 DATA, BATCH, RATE, WARM_UP = "toyfaces:12000", 32, 4e-3, 6_400
 BY_ADAM = ("conv_in.", "conv_out.", "emb", "proj_out")  # first and last layers and the time: not for Muon
-KL = 1e-6  # weight of the autoencoder's divergence from a unit Gaussian
-AUTOENCODER = 0.5  # images it sees, for each that the network sees
+KL = 3e-7  # weight of the autoencoder's divergence from a unit Gaussian
+AUTOENCODER = 37_500  # images it sees, before those that the network sees
 LATENTS_AT_ONCE = 250
 
 Batches = Callable[[int, int], Tensor]
@@ -100,17 +100,8 @@ def autoencoding(autoencoder: Any) -> Loss:
 
 
 def latent64(out: Path, dataset: Dataset, images: int, seed: int) -> None:
-    """16×16×4 latents of 64 px; before it, AUTOENCODER times as many images for the autoencoder."""
-    autoencoder = made(
-        diffusers.AutoencoderKL, seed, latent_channels=4, block_out_channels=(16, 32, 64), layers_per_block=1,
-        norm_num_groups=8, down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
-        sample_size=64, mid_block_add_attention=False,
-    )  # fmt: skip
-    pictures, for_pictures = training_batches(dataset, seed, flip=False), int(AUTOENCODER * images)
-    fit(autoencoder, autoencoding(autoencoder), pictures, for_pictures, seed, "autoencoder")
-    latents = encoded(autoencoder, dataset)
-    autoencoder.register_to_config(scaling_factor=1 / latents.std().item())
-    autoencoder.save_pretrained(out / "vae")
+    """16×16×4 latents of 64 px."""
+    latents = latent_space(out / "vae", dataset, seed)
     scheduler = diffusers.DDIMScheduler(
         beta_schedule="scaled_linear", beta_start=0.0015, beta_end=0.0195, clip_sample=False
     )
@@ -123,6 +114,24 @@ def latent64(out: Path, dataset: Dataset, images: int, seed: int) -> None:
 
     fit(network, denoising(asked(network), scheduler), batches, images, seed, "latent64")
     write(out, "unet", network, scheduler)
+
+
+def latent_space(folder: Path, dataset: Dataset, seed: int) -> Tensor:
+    """(N,C,h,h) latents of all training images; the autoencoder of the folder is learned first if need be."""
+    if folder.is_dir():
+        autoencoder = diffusers.AutoencoderKL.from_pretrained(folder).eval()
+        return encoded(autoencoder, dataset)
+    autoencoder = made(
+        diffusers.AutoencoderKL, seed, latent_channels=4, block_out_channels=(8, 16, 32), layers_per_block=1,
+        norm_num_groups=4, down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
+        sample_size=64, mid_block_add_attention=False,
+    )  # fmt: skip
+    batches = training_batches(dataset, seed, flip=False)
+    fit(autoencoder, autoencoding(autoencoder), batches, AUTOENCODER, seed, "autoencoder")
+    latents = encoded(autoencoder, dataset)
+    autoencoder.register_to_config(scaling_factor=1 / latents.std().item())
+    autoencoder.save_pretrained(folder)
+    return latents
 
 
 def flow32(out: Path, dataset: Dataset, images: int, seed: int) -> None:
@@ -206,7 +215,7 @@ def show(out: Path, dataset: Dataset, seed: int) -> None:
     print(f"autoencoder: MSE {F.mse_loss(after, pixels).item():.2e} of 16 validation images")
 
 
-KINDS = {"latent64": (latent64, 64, 64_000), "flow32": (flow32, 32, 60_000), "dit32": (dit32, 32, 60_000)}
+KINDS = {"latent64": (latent64, 64, 60_000), "flow32": (flow32, 32, 60_000), "dit32": (dit32, 32, 60_000)}
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from on_device_world import (
     settings,
     weights,
 )
+from own_models import HandUNet
 from pipelines import PIPELINES
 from tiny import SHAPE, tiny_model
 
@@ -32,10 +33,12 @@ import diti
 from diti.cli import main
 from diti.config import EncoderConfig, TrainConfig
 from diti.core.device import decide, preferred
+from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.core.loop import make_accelerator, train
 from diti.core.runs import RunFolder
 from diti.diffusion.generate import samples
+from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.edit.interpolate import interpolate
 from diti.exploring.axes import removed_by
 from diti.measure.counterfactuals import CounterfactualOptions, measure_counterfactuals
@@ -142,6 +145,40 @@ def test_kinds_of_backbones(both, made, tmp_path, name):
         return z, model.encode(again.clamp(-1, 1), value_range=(-1, 1)), samples(model.backbone, 2, 0, STEPS)
 
     both(path, 5e-3)
+
+
+@pytest.mark.parametrize("as_module", [True, False])
+def test_an_autoencoder_of_ones_own_is_asked_where_it_is(as_module):
+    way_in, way_out = torch.nn.Conv2d(3, 4, 2, 2), torch.nn.ConvTranspose2d(4, 3, 2, 2)
+    ways = (way_in, way_out) if as_module else (lambda x: way_in(x), lambda x: way_out(x))
+    network = HandUNet(4)
+    mine = diti.backbone(network, schedule="linear", size=SIZE, encode=ways[0], decode=ways[1])
+    x = torch.rand(2, 3, SIZE, SIZE)
+    expected = mine.decode(mine.encode(x))
+    mine.to("pretend")
+    drawn = mine.decode(mine.encode(x.to("pretend")))
+    assert drawn.device == mine.device and way_in.weight.device.type == ("pretend" if as_module else "cpu")
+    same(drawn, expected, 1e-5)
+
+
+def test_even_the_first_run_of_a_network_is_on_the_device(made, tmp_path, monkeypatch):
+    """A large one would take minutes on the host, and twice the memory."""
+    real, places = WatchedBackbone.map_shapes, []
+
+    def noted(self, blocks):
+        places.append(self.device)
+        return real(self, blocks)
+
+    def stopped(*given, **more):
+        raise InputError("stopped")
+
+    monkeypatch.setattr(WatchedBackbone, "map_shapes", noted)
+    monkeypatch.setattr("diti.representation.solve.run.gather_evidence", stopped)
+    folder = PIPELINES["latent"](tmp_path / "pipeline")
+    words = ("--backbone", folder, "--code-dim", 8, "--subsets", 2, "--stretches", 2, "--pixel-axes", 12)
+    words = (*words, "--images", 160, "--device", "pretend", "--out", tmp_path / "m")
+    assert main(["solve", "--data", str(made / "data"), *map(str, words)]) == 2
+    assert places and set(places) == {decide("pretend")}
 
 
 def narrow(device: torch.device) -> torch.dtype:

@@ -22,6 +22,9 @@ def nothing():
 
 def broken():
     return 1 / 0
+
+def leaves():
+    sys.exit(3)
 """
 BESIDE = "from own_models import HandUNet as Net\n"
 

@@ -98,3 +98,17 @@ def test_flux_s_shift_grows_with_the_patches_of_an_image():
 def test_nonsense_is_no_schedule(given):
     with pytest.raises(InputError, match=r"schedule|betas"):
         Clock.of(given)
+
+
+@pytest.mark.parametrize(
+    ("a", "s", "time", "said"),
+    [
+        (torch.ones(3), torch.linspace(0.1, 1, 3), torch.arange(2), r"shapes \(3,\), \(3,\), \(2,\)"),
+        (torch.ones(0), torch.ones(0), torch.ones(0), "at least one step"),
+        (torch.linspace(1, 0.5, 3), torch.linspace(0, 1, 3), torch.arange(3), "s / a goes from 0 to 2"),
+        (torch.ones(3), torch.tensor([0.1, 0.5, 0.4]), torch.arange(3), "must rise at every step"),
+    ],
+)
+def test_a_mix_must_add_noise_at_every_step(a, s, time, said):
+    with pytest.raises(InputError, match=said):
+        Clock.of_mix(a, s, time)

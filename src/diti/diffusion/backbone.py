@@ -162,6 +162,8 @@ def load_backbone(source: str | Path, device: Device = AUTO, **chosen: Any) -> B
     if is_code(source):
         require_nothing(chosen, str(source))
         return located(BY_CODE).from_code(str(source)).eval().to(decide(device))
+    if str(source).endswith(".py") and Path(source).is_file():
+        raise InputError(f"{source} is Python code; name its function that makes the model, too: {source}:make")
     folder = locate(source)
     for name in NETWORKS:
         if (folder / name / "config.json").is_file():

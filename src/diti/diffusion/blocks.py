@@ -21,16 +21,21 @@ from diti.core.errors import InputError
 _SEEN: ContextVar[dict[str, Any] | None] = ContextVar("seen", default=None)
 
 
-def watch(network: nn.Module, names: Sequence[str]) -> None:
-    """Let `seen_by` see what these blocks give; without it they cost nothing."""
+def blocks_named(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+    """The blocks of these names; InputError for a name that is none."""
     known = dict(network.named_modules())
     if missing := [name for name in names if name not in known]:
         some = ", ".join(name for name, _ in network.named_children())
         raise InputError(
             f"the network has no block {missing[0]!r}; name blocks as named_modules() does, below {some}"
         )
-    for name in names:
-        known[name].register_forward_hook(partial(_write, name))  # no closure: models can be pickled
+    return [known[name] for name in names]
+
+
+def watch(network: nn.Module, names: Sequence[str]) -> None:
+    """Let `seen_by` see what these blocks give; without it they cost nothing."""
+    for name, block in zip(names, blocks_named(network, names), strict=True):
+        block.register_forward_hook(partial(_write, name))  # no closure: models can be pickled
 
 
 def _write(name: str, module: nn.Module, given: Any, output: Any) -> None:

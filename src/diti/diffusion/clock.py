@@ -43,6 +43,14 @@ class Clock:
     @classmethod
     def of_mix(cls, a: Tensor, s: Tensor, time: Tensor) -> Clock:
         """A model of a x0 + s noise, (T,) each, s / a rising."""
+        if not (a.ndim == 1 and len(a) and a.shape == s.shape == time.shape):
+            shapes = ", ".join(str(tuple(one.shape)) for one in (a, s, time))
+            raise InputError(f"a, s and time have the shapes {shapes}; give (T,) each, of at least one step")
+        share = s.double() / a.double()
+        if not bool((share.diff(prepend=share.new_zeros(1)) > 0).all()):
+            raise InputError(
+                f"s / a goes from {share[0]:g} to {share[-1]:g}: it must rise at every step, from above 0"
+            )
         square = a.double().square() + s.double().square()
         schedule = Schedule.from_alpha_bar(a.double().square() / square)
         return cls(schedule, time, square.sqrt())
@@ -83,6 +91,8 @@ class Clock:
             return cls.of_scheduler(given)[0]
         try:
             return cls.of_betas(Schedule.from_betas(given))
+        except InputError:
+            raise  # it says what is wrong with the betas
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
                 f"the schedule is {type(given).__name__}; give linear, cosine, flow, edm, betas (T,), a scheduler "

@@ -38,7 +38,7 @@ def returned_by(name: str) -> Any:
         return make()
     except InputError as error:
         raise InputError(str(error) if name in str(error) else f"{name}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = next((f" in line {f.lineno}" for f in reversed(traceback.extract_tb(error.__traceback__))
                       if Path(f.filename) == path), "")  # fmt: skip
         reason = str(error).strip().partition("\n")[0]
@@ -59,6 +59,10 @@ def allow(name: str) -> str:
 def require_allowed(code: str | None, folder: Path) -> str:
     """The code of a model folder, if a user named it here; InputError that says how to name it."""
     if named := os.environ.get(VARIABLE):
+        try:
+            _parts(named)
+        except InputError as error:
+            raise InputError(f"{VARIABLE}: {error}") from None
         return named
     if code is None:
         raise InputError(
@@ -78,8 +82,10 @@ def require_allowed(code: str | None, folder: Path) -> str:
 
 
 def _parts(name: str) -> tuple[Path, str]:
-    file, _, function = name.rpartition(":")
+    file, colon, function = name.rpartition(":")
     path = Path(file).expanduser().resolve()
+    if not colon:
+        raise InputError(f"{name} names no function; name your code as file.py:function")
     if not path.is_file():
         raise InputError(f"{file} is not a file; name your code as file.py:function")
     if not function.isidentifier():

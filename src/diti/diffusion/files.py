@@ -14,6 +14,7 @@ from typing import Any
 
 import diffusers
 import torch
+from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -33,16 +34,45 @@ MOST_TIMESTEPS = 100_000
 log = logging.getLogger(__name__)
 
 
+class FileError(InputError):
+    """One that names its file already."""
+
+
 @contextmanager
 def complaints_about(path: Path) -> Iterator[None]:
-    """Errors that the values of a file cause in diffusers or torch become an InputError that names the file."""
+    """Errors that the values of a file cause in diffusers or torch become an InputError that names the file.
+
+    Of several, one inside another, the innermost names it.
+    """
     try:
         yield
+    except FileError:
+        raise
     except InputError as error:
-        raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        raise FileError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except Exception as error:  # a wrong value can fail anywhere in them, with any kind of error
         reason = (str(error) or type(error).__name__).strip().partition("\n")[0]
-        raise InputError(f"{path} holds values that fit no network ({reason[:200]}); copy it again") from error
+        raise FileError(f"{path} holds values that fit no network ({reason[:200]}); copy it again") from error
+
+
+@contextmanager
+def without_remarks(*others: Any) -> Iterator[None]:
+    """No remarks of diffusers on settings that it does not know, which files of other versions are full of.
+
+    others: the modules of libraries of the same house that set how much these say.
+    """
+    houses = (diffusers_logging, *others)
+    before = [(house, house.get_verbosity(), house.is_progress_bar_enabled()) for house in houses]
+    for house in houses:
+        house.set_verbosity_error()
+        house.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for house, verbosity, shows_bars in before:
+            house.set_verbosity(verbosity)
+            if shows_bars:
+                house.enable_progress_bar()
 
 
 def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
@@ -209,9 +239,9 @@ def read_network_of(kind: Any, folder: Path) -> Any:
     """A network of a class of diffusers, strictly every weight, in the type of its file; files may be several."""
     files = [path.name for path in folder.glob(f"{WEIGHTS}*") if path.name.endswith((".safetensors", ".bin"))]
     if not files:
-        raise InputError(f"{folder} has no weights; expected {WEIGHTS} with one of {', '.join(WEIGHT_FILES)}")
+        raise FileError(f"{folder} has no weights; expected {WEIGHTS} with one of {', '.join(WEIGHT_FILES)}")
     variant = "fp16" if all(".fp16." in name for name in files) else None
-    with complaints_about(folder):
+    with complaints_about(folder), without_remarks():
         network, faults = kind.from_pretrained(
             folder, variant=variant, torch_dtype=_type_of(folder, files), output_loading_info=True
         )
@@ -240,7 +270,7 @@ def naming_whole(path: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        raise InputError(f"{path} is not a whole safetensors file ({error}); copy it again") from error
+        raise FileError(f"{path} is not a whole safetensors file ({error}); copy it again") from error
 
 
 def autoencoder_folder(home: Path) -> Path | None:
@@ -268,7 +298,7 @@ def read_scheduler(home: Path, unet_folder: Path) -> Any:
                 raise InputError(
                     f"{path}: num_train_timesteps is {steps!r}; it must be from 1 to {MOST_TIMESTEPS:,}"
                 )
-            with complaints_about(path):
+            with complaints_about(path), without_remarks():
                 return kind.from_pretrained(folder)
     log.warning("no %s for %s: using DDPM's linear betas and epsilon prediction", SCHEDULER_FILE, unet_folder)
     return diffusers.DDPMScheduler()

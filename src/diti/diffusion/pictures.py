@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, ValueRange, check_value_range
-from diti.diffusion.files import read_network_of, read_settings
+from diti.diffusion.files import complaints_about, read_network_of, read_settings
 
 LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's mode L
 PIXELS_AT_ONCE = 2**17  # in one batch of an autoencoder
@@ -83,6 +83,9 @@ class Latents(Pictures):
         if mean is None or std is None:
             mean, std = [config.get("shift_factor") or 0.0], [1.0]
         scale = config.get("scaling_factor") or 1.0
+        if not {len(mean), len(std)} <= {1, self.channels}:
+            said = f"latents_mean and latents_std have {len(mean)} and {len(std)} numbers"
+            raise InputError(f"{said}, and latents {self.channels} channels")
         self.register_buffer("mean", torch.tensor(mean).reshape(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).reshape(1, -1, 1, 1) / scale, persistent=False)
         self.factor = 2 ** (len(config.get("block_out_channels") or config["encoder_block_out_channels"]) - 1)
@@ -121,4 +124,5 @@ def read_autoencoder(folder: Path) -> Latents:
     name = read_settings(folder / "config.json").get("_class_name")
     if name not in AUTOENCODERS:
         raise InputError(f"{folder} holds a {name}; a backbone's autoencoder is one of {', '.join(AUTOENCODERS)}")
-    return Latents(read_network_of(getattr(diffusers, name), folder).float())
+    with complaints_about(folder / "config.json"):
+        return Latents(read_network_of(getattr(diffusers, name), folder).float())

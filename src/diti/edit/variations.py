@@ -13,7 +13,7 @@ from diti.core.errors import InputError
 from diti.core.images import MODEL_RANGE, ValueRange, grid, picture_kind, save_picture, to_float, to_uint8
 from diti.core.outputs import require_writable
 from diti.core.progress import progress_bar
-from diti.diffusion.backbone import holds_backbone, load_backbone
+from diti.diffusion.backbone import holds_backbone, is_code, load_backbone
 from diti.diffusion.files import locate
 from diti.diffusion.generate import SAMPLING_STEPS, require_count
 from diti.diffusion.generate import save_samples as save_backbone_samples
@@ -135,6 +135,8 @@ def save_samples(
 ) -> list[str]:
     """`diti sample`: from a model with new codes where it can draw some, else from its backbone; what to print."""
     check_picture(count, out, overwrite=overwrite)
+    if is_code(source):
+        return [f"wrote {save_backbone_samples(load_backbone(source), count, seed, sampling_steps, out)}"]
     folder = locate(source)
     if holds_backbone(folder) and not (folder / LATENT / "config.json").is_file():
         lines = [f"wrote {save_backbone_samples(load_backbone(folder), count, seed, sampling_steps, out)}"]

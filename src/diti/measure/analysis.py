@@ -22,7 +22,7 @@ from diti.data.predicted import predicted_columns
 from diti.data.prepared import Dataset, require_training_images
 from diti.data.sources import as_dataset, place_of
 from diti.data.toyfaces import NAMES
-from diti.diffusion.backbone import Backbone, load_backbone
+from diti.diffusion.backbone import Backbone, is_code, load_backbone
 from diti.diffusion.files import locate
 from diti.diffusion.unet import require_unet
 from diti.measure import theory_figures as figures
@@ -111,7 +111,7 @@ def open_model(source: Model | Backbone | str | Path, device: Device = AUTO) -> 
     """The backbone of a model folder and the model, or a backbone alone."""
     if isinstance(source, Backbone):
         return as_backbone(source, device).eval(), None
-    if isinstance(source, Model) or (locate(source) / "model.json").is_file():
+    if isinstance(source, Model) or (not is_code(source) and (locate(source) / "model.json").is_file()):
         model = as_model(source, device).with_backbone()
         return model.backbone, model
     return load_backbone(source, device).eval(), None

@@ -18,6 +18,17 @@ def own(network=None, **changes):
     return backbone(network or HandUNet(settings.get("channels", 3)), **settings)
 
 
+class Gives(torch.nn.Module):
+    """A network that gives whatever a function makes of x_t."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.layer, self.what = torch.nn.Conv2d(3, 3, 1), what
+
+    def forward(self, x, time):
+        return self.what(self.layer(x))
+
+
 @pytest.fixture
 def code(tmp_path, monkeypatch):
     """A user's two files; the fields of the first can be changed."""
@@ -84,13 +95,29 @@ def test_sigma_that_is_learned_too_is_left_out():
     [
         (lambda x, t: x, {}, "torch.nn.Module"),
         (HandUNet(1), {}, r"failed on x_t \(1, 3, 16, 16\)"),
-        (torch.nn.Identity(), {}, "failed on x_t"),
+        (HandUNet().middle, {}, "failed on x_t"),
+        (torch.nn.Identity(), {}, "has no weights"),
+        (Gives(lambda x: {"x": x}), {}, "gives dict"),
+        (Gives(lambda x: x[:, :, 1:]), {}, r"gives \(3, 15, 16\) for x_t of \(3, 16, 16\)"),
         (HandUNet(3), {"channels": 4}, "pictures are RGB"),
         (HandUNet(3), {"predicts": "velocity"}, "predicts is 'velocity'"),
         (HandUNet(3), {"range": (1, 0)}, "value_range"),
+        (HandUNet(3), {"size": "16"}, "size is '16'"),
+        (HandUNet(3), {"size": 0}, "size is 0"),
+        (HandUNet(3), {"features": "middle"}, "give a list of names"),
+        (HandUNet(3), {"features": ["middle", "meddle"]}, "no block 'meddle'"),
+        (HandUNet(3), {"schedule": [0.1, 2.0]}, "betas range from 0.1 to 2"),
+        (HandUNet(3), {"encode": lambda x: 1 / 0, "decode": lambda x: x}, r"encode failed on .*ZeroDivisionError"),
+        (HandUNet(3), {"encode": lambda x: x.flatten(1), "decode": lambda x: x}, r"encode gives \(1, 768\)"),
+        (HandUNet(3), {"encode": lambda x: 3, "decode": lambda x: x}, "encode gives int"),
+        (HandUNet(3), {"encode": lambda x: x, "decode": lambda x: x[:, :1]}, r"decode gives \(1, 1, 16, 16\)"),
     ],
-    ids=["function", "channels", "arguments", "four", "predicts", "range"],
-)
+    ids=[
+        "function", "channels", "arguments", "no weights", "dictionary", "other size", "four", "predicts", "range",
+        "text size", "size zero", "text features", "no such block", "betas", "encode fails", "encode is flat",
+        "encode gives a number", "decode is grey",
+    ],
+)  # fmt: skip
 def test_what_does_not_fit_is_told_at_once(network, changes, said):
     with pytest.raises(InputError, match=said):
         own(network, **changes)
@@ -161,11 +188,21 @@ def test_a_named_function_makes_it_and_a_line_says_so(code, caplog):
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [("nothing", "returned int"), ("broken", "failed in line .*: ZeroDivisionError"), ("missing", "no function")],
+    [
+        ("nothing", "returned int"),
+        ("broken", "failed in line .*: ZeroDivisionError"),
+        ("leaves", "failed in line .*: SystemExit"),
+        ("missing", "no function"),
+    ],
 )
 def test_what_goes_wrong_in_it_is_one_line(function, said, code):
     with pytest.raises(InputError, match=said):
         load_backbone(code().replace(":make", f":{function}"), "cpu")
+
+
+def test_a_file_alone_lacks_its_function(code):
+    with pytest.raises(InputError, match=r"name its function .*mine\.py:make"):
+        load_backbone(code().removesuffix(":make"), "cpu")
 
 
 def test_a_missing_file_is_told(tmp_path):
@@ -179,6 +216,9 @@ def test_a_folder_runs_only_what_was_named_here(code, tmp_path, monkeypatch):
     assert load_backbone(tmp_path / "saved", "cpu").code == name
     monkeypatch.setenv("DITI_CACHE", str(tmp_path / "another machine"))
     with pytest.raises(InputError, match="was not named on this machine before"):
+        load_backbone(tmp_path / "saved", "cpu")
+    monkeypatch.setenv("DITI_BACKBONE", "mine")
+    with pytest.raises(InputError, match="DITI_BACKBONE: mine names no function"):
         load_backbone(tmp_path / "saved", "cpu")
     monkeypatch.setenv("DITI_BACKBONE", name)
     assert load_backbone(tmp_path / "saved", "cpu").code == name

@@ -9,11 +9,12 @@ import diffusers
 import pytest
 import torch
 from pipelines import LATENT, PIPELINES, SIZE, flow, latent, unet, write
+from safetensors.torch import load_file, save_file
 
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
-from diti.diffusion import files
+from diti.diffusion import files, pictures
 from diti.diffusion.backbone import Backbone, load_backbone
 from diti.diffusion.kinds import pipeline
 from diti.diffusion.schedule import gather
@@ -128,8 +129,6 @@ def test_features_are_the_blocks_own_outputs(tmp_path):
 def test_every_weight_must_fit(change, tmp_path):
     latent(tmp_path)
     file = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
-    from safetensors.torch import load_file, save_file
-
     weights = load_file(file)
     name = next(iter(weights))
     if change == "missing":
@@ -149,6 +148,65 @@ def test_other_networks_are_refused_by_name(tmp_path):
         InputError, match="the network is a UNet3DConditionModel; a backbone is one of UNet2DModel"
     ):
         load_backbone(tmp_path, "cpu")
+
+
+def setting(file, **values):
+    """A change of a JSON file; None takes a setting away."""
+
+    def change(folder):
+        path = folder / file
+        before = json.loads(path.read_text()) if path.is_file() else {}
+        path.write_text(json.dumps({k: v for k, v in {**before, **values}.items() if v is not None}))
+
+    return change
+
+
+def without(name):
+    return lambda folder: shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+
+
+SCHEDULER, WEIGHTS = "scheduler/scheduler_config.json", "diffusion_pytorch_model.safetensors"
+FAULTS = {  # kind and change of its folder → what is said
+    "unknown scheduler": ("latent", setting(SCHEDULER, _class_name="New"), "scheduler names the scheduler 'New'"),
+    "other scheduler": ("latent", setting(SCHEDULER, _class_name="EDMEulerScheduler"), "EDMEuler.* has no betas"),
+    "no such prediction": ("latent", setting(SCHEDULER, prediction_type="x0"), "prediction_type is 'x0'"),
+    "a flow that goes nowhere": ("flow", setting(SCHEDULER, shift=0), "s / a goes from 0 to nan"),
+    "no sample_size": ("latent", setting("unet/config.json", sample_size=None), "choose the pictures' size"),
+    "not square": ("latent", setting("unet/config.json", sample_size=[8, 4]), "needs square pictures"),
+    "a side that its levels do not allow": ("latent", setting("unet/config.json", sample_size=7), "failed on x_t"),
+    "no autoencoder": ("latent", without("vae"), "the network takes 4 channels"),
+    "no weights of it": ("latent", without(f"vae/{WEIGHTS}"), "vae has no weights"),
+    "latents of two means": (
+        "latent", setting("vae/config.json", latents_mean=[0, 0], latents_std=[1, 1]), "2 and 2 numbers",
+    ),
+    "size below 0": ("latent", setting("backbone.json", size=-4), "size is -4 px"),
+    "size is no number": ("latent", setting("backbone.json", size=True), "backbone.json: size is True"),
+    "size that leaves half a token": ("DiT", setting("backbone.json", size=34), r"gives \(4, 16, 16\) for x_t of"),
+    "size beyond what it knows": ("stable diffusion 3", setting("backbone.json", size=128), "failed on x_t"),
+    "size that cannot be packed": ("Flux", setting("backbone.json", size=18), "failed on x_t"),
+    "conditions of another kind": (
+        "stable diffusion XL",
+        lambda folder: save_file({"text": torch.zeros(1, 5, 8)}, folder / "conditions.safetensors"),
+        "says nothing of 'pooled'",
+    ),
+    "conditions that are no numbers": (
+        "stable diffusion",
+        lambda folder: save_file({"text": torch.full((1, 5, 8), torch.nan)}, folder / "conditions.safetensors"),
+        "conditions.safetensors are not finite",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_damaged_or_unknown_pipeline_is_one_line(fault, tmp_path, capfd):
+    kind, change, said = FAULTS[fault]
+    folder = PIPELINES[kind](tmp_path / "p")
+    change(folder)
+    with pytest.raises(InputError, match=said) as found:
+        backbone = load_backbone(folder, "cpu")
+        backbone.map_shapes(backbone.blocks())
+    assert str(found.value).count(str(tmp_path)) <= 1  # one file is named, where one is to blame
+    assert capfd.readouterr() == ("", "")  # and diffusers does not remark on it as well
 
 
 def test_half_precision_is_kept_in_the_file_and_computed_in_full(tmp_path):
@@ -199,3 +257,24 @@ def test_it_can_be_pickled_and_copied(tmp_path):
     expected = backbone.maps(x0, 50, blocks)
     for again in (pickle.loads(pickle.dumps(backbone)), copy.deepcopy(backbone)):
         assert all(torch.equal(*pair) for pair in zip(again.maps(x0, 50, blocks), expected, strict=True))
+
+
+def test_a_picture_larger_than_an_autoencoder_was_trained_on_goes_through_it_in_tiles(tmp_path):
+    backbone = load_backbone(latent(tmp_path), "cpu")
+    autoencoder, sides = backbone.pictures.autoencoder, []
+    for part in (autoencoder.encoder, autoencoder.decoder):
+        part.register_forward_pre_hook(lambda module, given: sides.append(given[0].shape[-1]))
+    x = torch.randn(1, 3, 4 * SIZE, 4 * SIZE, generator=torch.Generator().manual_seed(2))
+    drawn = backbone.decode(backbone.encode(x))
+    assert drawn.shape == x.shape and max(sides) == SIZE and len(sides) > 2
+    sides.clear()
+    backbone.decode(backbone.encode(x[..., :SIZE, :SIZE]))
+    assert sides == [SIZE, SIZE // 2]
+
+
+def test_large_pictures_go_through_an_autoencoder_one_by_one(tmp_path, monkeypatch):
+    backbone = load_backbone(latent(tmp_path), "cpu")
+    together, counts = backbone.encode(faces(5)), []
+    monkeypatch.setattr(pictures, "PIXELS_AT_ONCE", SIZE**2)
+    backbone.pictures.autoencoder.encoder.register_forward_pre_hook(lambda m, given: counts.append(len(given[0])))
+    assert torch.allclose(backbone.encode(faces(5)), together, atol=1e-5) and counts == [1] * 5

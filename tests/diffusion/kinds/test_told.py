@@ -116,33 +116,50 @@ def test_a_step_along_the_flow(name, tmp_path):
     assert torch.allclose(found, expected, atol=2e-4)
 
 
-def test_a_step_of_dit(tmp_path):
-    folder = PIPELINES["DiT"](tmp_path)
-    backbone = load_backbone(folder, "cpu")
-    transformer = diffusers.DiTTransformer2DModel.from_pretrained(folder / "transformer")
-    scheduler = diffusers.DDIMScheduler.from_pretrained(folder / "scheduler")
-    scheduler.set_timesteps(STEPS)
-    x, t = x_t(backbone), scheduler.timesteps[0]
-    with torch.no_grad():  # as DiTPipeline: the class behind the last is "none", sigma is left out
-        output = transformer(x, timestep=t[None], class_labels=torch.tensor([10])).sample
-    step = scheduler.step(output.chunk(2, 1)[0], t, x)
-    assert torch.allclose(backbone.x0(x, t[None]), step.pred_original_sample, rtol=1e-3, atol=1e-3)
+PICTURES = {  # kind → its pipeline, and what that is told; both take two steps, the second of them to x0
+    "grey": ("DDIMPipeline", {"batch_size": 1}),
+    "quantised": ("LDMPipeline", {"batch_size": 1}),
+    "DiT": ("DiTPipeline", {"class_labels": [10], "guidance_scale": 1.0}),  # the class behind the last: none
+}
 
 
-def test_a_step_of_pixart(tmp_path):
+@pytest.mark.parametrize("kind", PICTURES)
+def test_a_picture_of_a_pipeline_that_is_told_no_prompt(kind, tmp_path):
+    folder = PIPELINES[kind](tmp_path)
+    backbone, (name, told) = load_backbone(folder, "cpu"), PICTURES[kind]
+    pipeline = getattr(diffusers, name).from_pretrained(folder, **({"id2label": {}} if kind == "DiT" else {}))
+    pipeline.set_progress_bar_config(disable=True)
+    draws = lambda: torch.Generator().manual_seed(5)  # noqa: E731
+    with torch.no_grad():
+        found = pipeline(**told, num_inference_steps=2, generator=draws(), output_type="np").images
+        x = torch.randn(1, *backbone.shape, generator=draws())
+        middle, start = torch.tensor([backbone.timesteps // 2]), torch.tensor([0])
+        x = q_sample(backbone.x0(x, middle), backbone.eps(x, middle), backbone.schedule.alpha_bar[0])
+        expected = (backbone.decode(backbone.x0(x, start)) / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+    assert expected.std() > 0.01
+    assert torch.allclose(torch.from_numpy(found).expand_as(expected), expected, atol=2e-3)
+
+
+@needs_transformers
+def test_two_steps_of_pixart(tmp_path):
     folder = PIPELINES["PixArt"](tmp_path)
     backbone, told = load_backbone(folder, "cpu"), given(folder)
-    transformer = diffusers.PixArtTransformer2DModel.from_pretrained(folder / "transformer")
+    parts = {"transformer": diffusers.PixArtTransformer2DModel, "vae": diffusers.AutoencoderKL}
+    parts = {name: kind.from_pretrained(folder / name) for name, kind in parts.items()}
     scheduler = diffusers.DDIMScheduler.from_pretrained(folder / "scheduler")
-    scheduler.set_timesteps(STEPS)
-    x, t = x_t(backbone), scheduler.timesteps[0]
-    with torch.no_grad():  # as PixArtAlphaPipeline without guidance
-        output = transformer(
-            x, encoder_hidden_states=told["text"], encoder_attention_mask=told["mask"], timestep=t[None],
-            added_cond_kwargs={"resolution": None, "aspect_ratio": None}, return_dict=False,
-        )[0]  # fmt: skip
-    step = scheduler.step(output.chunk(2, 1)[0], t, x)
-    assert torch.allclose(backbone.x0(x, t[None]), step.pred_original_sample, rtol=1e-3, atol=1e-3)
+    pipeline = diffusers.PixArtAlphaPipeline(None, None, scheduler=scheduler, **parts)
+    pipeline.set_progress_bar_config(disable=True)
+    x = x_t(backbone)
+    with torch.no_grad():
+        found = pipeline(
+            negative_prompt=None, prompt_embeds=told["text"], prompt_attention_mask=told["mask"], latents=x,
+            guidance_scale=1.0, num_inference_steps=2, height=SIZE, width=SIZE, use_resolution_binning=False,
+            output_type="latent",
+        ).images  # fmt: skip
+    middle, start = torch.tensor([backbone.timesteps // 2]), torch.tensor([0])
+    x = q_sample(backbone.x0(x, middle), backbone.eps(x, middle), backbone.schedule.alpha_bar[0])
+    expected = backbone.x0(x, start)
+    assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max())
 
 
 # ---- What they are told ----------------------------------------------------------------------------------------
@@ -272,3 +289,11 @@ def test_an_inpainting_network_is_refused(tmp_path):
 def test_a_size_must_fit_the_autoencoder(tmp_path):
     with pytest.raises(InputError, match="size is 33 px; give a multiple of 2"):
         load_backbone(stable_diffusion(tmp_path), "cpu", size=33)
+
+
+def test_a_prompt_that_was_changed_by_hand_is_not_what_is_kept(tmp_path):
+    load_backbone(stable_diffusion(tmp_path / "p"), "cpu").save(tmp_path / "b")
+    assert load_backbone(tmp_path / "b", "cpu").told_text.shape == (1, 5, 8)
+    (tmp_path / "b" / "backbone.json").write_text(json.dumps({"prompt": "a face"}))
+    with pytest.raises(InputError, match=r"no text_encoder, which .* the prompt 'a face'|prompts\]"):
+        load_backbone(tmp_path / "b", "cpu")

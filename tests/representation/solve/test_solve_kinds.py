@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import diti as package
 from diti.core.card import Findings
+from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data.sources import open_data
 from diti.representation.solve import collect as collecting
@@ -112,8 +113,19 @@ def test_a_model_of_ones_own_from_the_command_line(diti_here, tmp_path, face, ca
     assert "the pass takes about" in caplog.text and "128 images" in caplog.text
     facts = json.loads((tmp_path / "m" / "backbone.json").read_text())
     assert facts["code"] == f"{tmp_path}/mine.py:make"
+    drawn = diti_here("sample", facts["code"], "-n", "2", *STEPS, "--out", tmp_path / "drawn.png")
+    assert drawn.returncode == 0 and (tmp_path / "drawn.png").is_file(), drawn.stderr
     export = diti_here("export", tmp_path / "m", "--out", tmp_path / "e.onnx")
     assert export.returncode == 2 and "of which no ONNX file is made" in export.stderr
+
+
+def test_what_is_distilled_says_so_once_and_at_once(diti_here, tmp_path, caplog, monkeypatch):
+    def stopped(*given, **more):
+        raise InputError("stopped")
+
+    monkeypatch.setattr(run_module, "gather_evidence", stopped)
+    assert solve(diti_here, PIPELINES["Flux"](tmp_path / "pipeline"), tmp_path / "m").returncode == 2
+    assert caplog.text.count("this Flux is distilled") == 1
 
 
 def test_train_says_which_kinds_it_takes(diti_here, tmp_path):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from diti.core.device import FULL, PRECISION, has_bf16, on_host
@@ -30,15 +31,16 @@ from diti.diffusion.files import (
     SCHEDULER_FILE,
     autoencoder_folder,
     complaints_about,
+    naming_whole,
     read_network_of,
-    read_safetensors,
     read_scheduler,
     read_settings,
+    require_finite,
 )
 from diti.diffusion.kinds.watched import WatchedBackbone
 from diti.diffusion.pictures import Pictures, Pixels, read_autoencoder
 
-CONDITIONS = "conditions.safetensors"
+CONDITIONS, PROMPT = "conditions.safetensors", "prompt"  # and the name of what it tells, in its metadata
 LARGE = 500_000_000  # weights from which on a network is bfloat16 on a GPU
 _ONE_AT_A_TIME = threading.Lock()
 WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "config.json")
@@ -71,8 +73,9 @@ class Choices:
             "blocks": (list | tuple, "a list of names of blocks"),
         }
         for name, (kind, words) in wanted.items():
-            if not isinstance(content.get(name, getattr(cls, name)), kind):
-                raise InputError(f"{source}: {name} is {content[name]!r}; give {words}")
+            value = content.get(name, getattr(cls, name))
+            if isinstance(value, bool) or not isinstance(value, kind) or (name == "size" and value == 0):
+                raise InputError(f"{source}: {name} is {value!r}; give {words}")
         return cls(**{**content, "blocks": tuple(content.get("blocks", ()))})
 
 
@@ -96,7 +99,7 @@ class PipelineBackbone(WatchedBackbone):
                 f"{folder}: the network takes {channels} channels and its pictures have {pictures.channels}: it "
                 "is told more than x_t, such as a mask, and cannot be a backbone"
             )
-        if choices.size is not None and choices.size % pictures.side(1):
+        if choices.size is not None and (choices.size < 1 or choices.size % pictures.side(1)):
             raise InputError(f"size is {choices.size} px; give a multiple of {pictures.side(1)}")
         self.told_always = sorted(conditions)
         for name, tensor in conditions.items():
@@ -108,7 +111,8 @@ class PipelineBackbone(WatchedBackbone):
         """The pipeline whose network is in `folder`, strictly; on the CPU. chosen: over its backbone.json."""
         import diffusers
 
-        kept = Choices.read(home / DESCRIPTION)
+        with complaints_about(home / DESCRIPTION):
+            kept = Choices.read(home / DESCRIPTION)
         choices = Choices.checked({**asdict(kept), **chosen}, "the choice")
         for name in ("prompt", "label"):
             if name != cls.is_told and getattr(choices, name) != getattr(Choices, name):
@@ -116,11 +120,10 @@ class PipelineBackbone(WatchedBackbone):
         network = read_network_of(getattr(diffusers, cls.network_class), folder)
         held = autoencoder_folder(home)
         pictures = Pixels(int(network.config["in_channels"])) if held is None else read_autoencoder(held)
+        patches = cls.patches(network.config, cls.own_shape(network.config, pictures.side(1), choices.size)[1])
         with complaints_about(home / "scheduler"):
-            side = cls.own_shape(network.config, pictures.side(1), choices.size)[1]
-            patches = cls.patches(network.config, side)
             clock, predicts = Clock.of_scheduler(read_scheduler(home, folder), patches)
-        known = kept_conditions(home) if choices.prompt == kept.prompt else {}
+        known = kept_conditions(home, choices.prompt) if choices.prompt == kept.prompt else {}
         conditions = cls.conditions(home, network.config, choices, known)
         return cls(network, clock, predicts, pictures, home, folder, choices, conditions)
 
@@ -129,11 +132,15 @@ class PipelineBackbone(WatchedBackbone):
     @classmethod
     def own_shape(cls, config: Mapping[str, Any], factor: int, size: int | None) -> tuple[int, int]:
         """Channels and side of x0. factor: px of a picture per cell. size: chosen side of the pictures, px."""
-        side = config["sample_size"]
-        if not isinstance(side, int) and len(set(side)) != 1:
+        channels, side = int(config["in_channels"]), config["sample_size"]
+        if size is not None:
+            return channels, size // factor
+        if side is None:
+            raise InputError("the network's sample_size is not said; choose the pictures' size in backbone.json")
+        sides = {side} if isinstance(side, int) else {*side}
+        if len(sides) != 1:
             raise InputError(f"the network's sample_size is {list(side)}; a backbone needs square pictures")
-        own = side if isinstance(side, int) else side[0]
-        return int(config["in_channels"]), size // factor if size else int(own)
+        return channels, int(sides.pop())
 
     @classmethod
     def patches(cls, config: Mapping[str, Any], side: int) -> int:
@@ -167,6 +174,8 @@ class PipelineBackbone(WatchedBackbone):
 
     def told(self, name: str, like: Tensor) -> Tensor:
         """What the network is always told under that name, for a batch of x_t."""
+        if name not in self.told_always:
+            raise InputError(f"{self.home / CONDITIONS} says nothing of {name!r}, which the network is told")
         held: Tensor = getattr(self, f"told_{name}")
         held = held.to(self.network.dtype) if held.is_floating_point() else held
         return held.expand(len(like), *held.shape[1:])
@@ -233,11 +242,18 @@ class PipelineBackbone(WatchedBackbone):
         if self.told_always:
             told = {name: getattr(self, f"told_{name}").cpu().contiguous() for name in self.told_always}
             with atomic_path(folder / CONDITIONS) as temporary:
-                save_file(told, temporary)
+                save_file(told, temporary, {PROMPT: self.choices.prompt})
         write_json(folder / DESCRIPTION, asdict(self.choices))
 
 
-def kept_conditions(home: Path) -> dict[str, Tensor]:
-    """What is kept in a folder of what its network is told; nothing where no such file is."""
+def kept_conditions(home: Path, prompt: str) -> dict[str, Tensor]:
+    """What is kept in a folder of what its network is told of a prompt; nothing where that is not there."""
     path = home / CONDITIONS
-    return read_safetensors(path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    with complaints_about(path), naming_whole(path), safe_open(path, framework="pt") as file:
+        if (file.metadata() or {}).get(PROMPT, prompt) != prompt:
+            return {}  # backbone.json was changed since
+        kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        require_finite(kept, str(path))
+    return kept

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diti.core.errors import InputError
-from diti.diffusion.files import complaints_about, fetch_more
+from diti.diffusion.files import FileError, complaints_about, fetch_more, without_remarks
 from diti.diffusion.kinds.pipeline import CONDITIONS
 
 Encode = Callable[[Any, str], dict[str, Tensor]]  # a pipeline with text encoders alone, and the prompt
@@ -32,9 +32,15 @@ def prompt_conditions(
             "text encoders, which need the library transformers: pip install 'diti-torch[prompts]'"
         )
     import diffusers
+    from transformers.utils import logging as transformers_logging
 
     fetch_more(home, [f"{part}*/{name}" for part in ("tokenizer", "text_encoder") for name in WANTED])
-    with complaints_about(home / "text_encoder"), torch.no_grad():
+    if not (home / "text_encoder").is_dir():
+        raise FileError(
+            f"{home} holds no text_encoder, which tells the network the prompt {prompt!r}: copy the folders of "
+            "the pipeline's text encoders and tokenizers, too"
+        )
+    with complaints_about(home / "text_encoder"), without_remarks(transformers_logging), torch.no_grad():
         parts = getattr(diffusers, pipeline).from_pretrained(home, **dict.fromkeys(absent))
         found = encode(parts, prompt)
     return {name: tensor.detach().float().contiguous() for name, tensor in found.items()}

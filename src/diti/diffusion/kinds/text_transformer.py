@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,21 @@ FLUX_PX = 1024  # side of the pictures that Flux was made for; its config does n
 
 
 class _TextTransformer(PipelineBackbone):
-    """What the three have in common: patches of a size."""
+    """What the three have in common: a prompt, and patches of a size."""
+
+    is_told = "prompt"
+    pipeline: ClassVar[str]  # of diffusers, which encodes the prompt
+
+    @classmethod
+    def conditions(
+        cls, home: Path, config: Mapping[str, Any], choices: Choices, kept: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        return kept or prompt_conditions(home, cls.pipeline, choices.prompt, cls.encoded, ABSENT)
+
+    @staticmethod
+    @abstractmethod
+    def encoded(pipeline: Any, prompt: str) -> dict[str, Tensor]:
+        """What the pipeline's text encoders say of the prompt."""
 
     @property
     def patch(self) -> int:
@@ -36,13 +51,12 @@ class PixArtBackbone(_TextTransformer):
 
     kind = "PixArtTransformer2DModel pipeline"
     network_class = "PixArtTransformer2DModel"
-    is_told = "prompt"
+    pipeline = "PixArtAlphaPipeline"
 
-    @classmethod
-    def conditions(
-        cls, home: Path, config: Mapping[str, Any], choices: Choices, kept: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        return kept or prompt_conditions(home, "PixArtAlphaPipeline", choices.prompt, _with_mask, ABSENT)
+    @staticmethod
+    def encoded(pipeline: Any, prompt: str) -> dict[str, Tensor]:
+        told, mask, nothing, mask_nothing = pipeline.encode_prompt(prompt, device=HOST)
+        return {"text": told, "mask": mask} if prompt else {"text": nothing, "mask": mask_nothing}
 
     def ask(self, x: Tensor, time: Tensor) -> Tensor:
         more: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
@@ -61,13 +75,14 @@ class SD3Backbone(_TextTransformer):
 
     kind = "SD3Transformer2DModel pipeline"
     network_class = "SD3Transformer2DModel"
-    is_told = "prompt"
+    pipeline = "StableDiffusion3Pipeline"
 
-    @classmethod
-    def conditions(
-        cls, home: Path, config: Mapping[str, Any], choices: Choices, kept: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        return kept or prompt_conditions(home, "StableDiffusion3Pipeline", choices.prompt, _of_sd3, ABSENT)
+    @staticmethod
+    def encoded(pipeline: Any, prompt: str) -> dict[str, Tensor]:
+        told, _, pooled, _ = pipeline.encode_prompt(
+            prompt, prompt, prompt, device=HOST, do_classifier_free_guidance=False
+        )
+        return {"text": told, "pooled": pooled}
 
     def ask(self, x: Tensor, time: Tensor) -> Tensor:
         output: Tensor = self.network(
@@ -82,13 +97,12 @@ class FluxBackbone(_TextTransformer):
 
     kind = "FluxTransformer2DModel pipeline"
     network_class = "FluxTransformer2DModel"
-    is_told = "prompt"
+    pipeline = "FluxPipeline"
 
-    @classmethod
-    def conditions(
-        cls, home: Path, config: Mapping[str, Any], choices: Choices, kept: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        return kept or prompt_conditions(home, "FluxPipeline", choices.prompt, _of_flux, ABSENT)
+    @staticmethod
+    def encoded(pipeline: Any, prompt: str) -> dict[str, Tensor]:
+        told, pooled, _ = pipeline.encode_prompt(prompt, prompt, device=HOST)
+        return {"text": told, "pooled": pooled}
 
     @classmethod
     def own_shape(cls, config: Mapping[str, Any], factor: int, size: int | None) -> tuple[int, int]:
@@ -137,20 +151,3 @@ def packed(x: Tensor) -> Tensor:
 def unpacked(tokens: Tensor, side: int) -> Tensor:
     """The inverse, for a square of tokens."""
     return torch.nn.functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (side, side)), PACK)
-
-
-def _with_mask(pipeline: Any, prompt: str) -> dict[str, Tensor]:
-    told, mask, nothing, mask_nothing = pipeline.encode_prompt(prompt, device=HOST)
-    return {"text": told, "mask": mask} if prompt else {"text": nothing, "mask": mask_nothing}
-
-
-def _of_sd3(pipeline: Any, prompt: str) -> dict[str, Tensor]:
-    told, _, pooled, _ = pipeline.encode_prompt(
-        prompt, prompt, prompt, device=HOST, do_classifier_free_guidance=False
-    )
-    return {"text": told, "pooled": pooled}
-
-
-def _of_flux(pipeline: Any, prompt: str) -> dict[str, Tensor]:
-    told, pooled, _ = pipeline.encode_prompt(prompt, prompt, device=HOST)
-    return {"text": told, "pooled": pooled}

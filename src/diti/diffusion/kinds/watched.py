@@ -6,12 +6,14 @@ Notation: B images, C channels of x0, h its side; T steps of the clock.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
 from diti.diffusion.blocks import seen_by, watch
 from diti.diffusion.clock import Clock
@@ -53,7 +55,13 @@ class WatchedBackbone(Backbone):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x_t (B,C,h,h), t (B,) -> (B,C,h,h): what the network predicts, by `prediction_type`."""
         own = gather(self.clock.scale, t, x).to(x.dtype) * x
-        return self.ask(own, self.clock.told(t)).to(x.dtype)
+        given = self.ask(own, self.clock.told(t)).to(x.dtype)
+        if given.shape != x.shape:
+            raise InputError(
+                f"the network gives {tuple(given.shape[1:])} for x_t of {tuple(x.shape[1:])}; it must give as "
+                "much as it takes, or twice the channels where it also learns sigma: does it allow this size?"
+            )
+        return given
 
     def encode(self, pixels: Tensor) -> Tensor:
         return self.pictures.encode(pixels)
@@ -74,9 +82,24 @@ class WatchedBackbone(Backbone):
         """(C,h,w) of what each block gives for one image; found out by one run."""
         names = tuple(blocks)
         if names not in self._shapes:
-            seen = self.maps(torch.zeros(1, *self.shape, device=self.device), 0, names)
+            with self.faults_told():
+                seen = self.maps(torch.zeros(1, *self.shape, device=self.device), 0, names)
             self._shapes[names] = [(h.shape[1], h.shape[2], h.shape[3]) for h in seen]
         return self._shapes[names]
+
+    @contextmanager
+    def faults_told(self) -> Iterator[None]:
+        """Errors of a first run of the network, of whatever kind, become an InputError that says what it got."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise InputError(
+                f"the network failed on x_t (1, {', '.join(map(str, self.shape))}) and time {self.clock.time[0]} "
+                f"({type(error).__name__}: {reason[:200]}); check size, channels and what it is told"
+            ) from error
 
     def nothing(self) -> Tensor:
         """(1,C,h,h) what is predicted of zeros: a run that shows which shapes there are."""

@@ -84,9 +84,10 @@ def solve_models(
     places = {"--out": [out / "model.json" for out in configs]}
     require_writable(places, [config.data, config.backbone], overwrite=True)
     backbone = held.backbone or load_backbone(config.backbone, HOST)
+    accelerator = make_accelerator(TrainingConfig(), device)
+    backbone.to(accelerator.device)  # before it is asked for its features' shapes, which is a run of the network
     for one in configs.values():
         validate(one, backbone, held.features)
-    accelerator = make_accelerator(TrainingConfig(), device)
     main = accelerator.is_main_process
     found: dict[Path, Findings | None] = dict.fromkeys(configs)  # in other processes they are empty
     with ExitStack() as folders:
@@ -112,7 +113,6 @@ def solve_models(
             for out in todo if main else ():
                 RunFolder(out).log(**facts)
 
-        backbone.to(accelerator.device)
         if config.compile:
             compile_networks(backbone)
         encoder = unsolved_encoder(config, backbone, held.features).to(accelerator.device)
