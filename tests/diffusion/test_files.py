@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import torch
 from diffusers import (
@@ -170,10 +173,44 @@ def test_names_are_looked_up_among_the_shipped(tmp_path, monkeypatch):
         load_backbone("bb")
 
 
-def test_a_hub_id_without_network_is_one_clear_line(monkeypatch):
-    import huggingface_hub.constants
+class NoConnection(Exception):
+    """Of a library that only huggingface_hub knows."""
+
+
+@pytest.fixture(params=["told to be offline", "no connection"])
+def offline(request, monkeypatch, tmp_path):
+    """A folder for what was downloaded before."""
+
+    def fail(*given, **more):
+        raise NoConnection("Name or service not known\nand more")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    if request.param == "no connection":
+        monkeypatch.setattr(huggingface_hub, "model_info", fail)
+    return tmp_path
+
+
+def test_a_hub_id_without_network_is_one_clear_line(offline):
     with pytest.raises(InputError, match="'nobody/no-such-diffusion-model' is not a folder") as caught:
         load_backbone("nobody/no-such-diffusion-model")
     assert "\n" not in str(caught.value)
+
+
+def test_what_was_downloaded_before_needs_no_network(offline):
+    home = offline / "models--somebody--ddpm"
+    DDPMPipeline(foreign(), DDPMScheduler()).save_pretrained(home / "snapshots" / "abc")
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("abc")
+    assert load_backbone("somebody/ddpm", "cpu").size == 8
+
+
+def test_of_a_repository_only_what_is_needed_is_fetched(monkeypatch, tmp_path):
+    names = ["model_index.json", "unet/config.json", f"unet/{files.WEIGHTS}.safetensors", "flax_model.msgpack"]
+    listed = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda hub_id: listed)
+    fetch = lambda hub_id, **more: asked.update(more) or str(tmp_path)  # noqa: E731
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert files.locate("somebody/ddpm") == tmp_path
+    assert sorted(asked["allow_patterns"]) == names[:3]

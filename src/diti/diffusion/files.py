@@ -8,7 +8,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,20 +135,19 @@ def locate(source: str | Path) -> Path:
 
 def _download(hub_id: str, wanted: Sequence[str] = (), revision: str | None = None) -> Path:
     """Folder of a hub repository's network or model, or more files, from huggingface_hub's cache or from there."""
-    from huggingface_hub import list_repo_files, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub import model_info, snapshot_download
 
     try:
-        try:
-            patterns = list(wanted) or needed(list_repo_files(hub_id))
-        except OSError:  # no connection: what the cache has of them
-            patterns = ["*"]
+        patterns = list(wanted) or needed([file.rfilename for file in model_info(hub_id).siblings or ()])
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
+    except Exception as error:  # without a connection that of whichever library below made it
+        with suppress(Exception):
+            return Path(snapshot_download(hub_id, revision=revision, local_files_only=True))  # from the cache
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"{hub_id!r} is not a folder and could not be downloaded ({type(error).__name__}: {reason}); "
-            "check the name and the connection, or download it and give the folder"
+            f"{hub_id!r} is not a folder and could not be downloaded ({type(error).__name__}: {reason}); check "
+            "the name and the connection, log in (hf auth login) where its page asks for consent, or download it "
+            "and give the folder"
         ) from error
 
 
