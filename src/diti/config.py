@@ -70,7 +70,7 @@ class FeaturesConfig(Settings):
 
     code_dim: Dims = 128  # D, length of z
     encoder_time: Annotated[tuple[int, ...], *ANY] = (50,)
-    """Backbone: time-steps at which the clean image enters the down path."""
+    """Backbone: time-steps, in thousandths of its T, at which the clean image enters the down path."""
     encoder_path: Literal["down", "whole"] = "down"  # backbone: features of its down path, or of the whole U-Net
     encoder_pixels: bool = False  # backbone: also take the pixels, averaged to 16×16, as features
     encoder_mirror: bool = False  # backbone: average over image and mirror image; z then ignores left and right

@@ -16,6 +16,7 @@ from torch import Tensor
 from diti.config import BackboneConfig, EncoderConfig
 from diti.core.errors import InputError
 from diti.diffusion.backbone import Backbone
+from diti.diffusion.schedule import Schedule
 from diti.diffusion.unet import UNetBackbone, Wrapping, assemble_unet, build_backbone, unet_config
 from diti.representation.networks.encoder import (
     Encoder,
@@ -111,7 +112,7 @@ def test_wrong_images_and_settings_are_refused():
         build_encoder(settings("backbone", code_dim=769), backbone(), 0)
     with pytest.raises(InputError, match=r"64 px and 128 px, got 16 px; use --encoder residual"):
         build_encoder(settings("authors"), backbone(), 0)
-    with pytest.raises(InputError, match=r"--encoder-time is 1000; the backbone has time-steps 0\.\.999"):
+    with pytest.raises(InputError, match=r"--encoder-time is 1000; give 0 to 999, in thousandths of T"):
         build_encoder(settings("backbone", encoder_time=(1000,)), backbone(), 0)
     with pytest.raises(InputError, match="--encoder-channels are"):
         build_encoder(settings("residual", encoder_channels=()), backbone(), 0)
@@ -423,3 +424,11 @@ def test_an_encoder_of_several_times_is_read_back(tmp_path):
 def test_times_are_given_once_each(times):
     with pytest.raises(InputError, match="one or more time-steps, each once"):
         build_encoder(settings("backbone", encoder_time=times), backbone(), 0)
+
+
+@pytest.mark.parametrize(("steps", "time", "row"), [(1000, 50, 50), (40, 50, 2), (4000, 50, 200), (3, 999, 2)])
+def test_times_are_the_same_share_of_any_number_of_steps(steps, time, row):
+    frozen = backbone()
+    frozen.schedule = Schedule.linear(steps)
+    encoder = build_encoder(settings("backbone", encoder_time=(time,)), frozen, 0)
+    assert encoder.description["time"] == row

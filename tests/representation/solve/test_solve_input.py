@@ -45,7 +45,7 @@ def complaint(folder, out, capsys, **options) -> str:
         ({"features_weight": "inf"}, "--features-weight is inf"),
         ({"tolerance": 0}, "--tolerance is 0"),
         ({"stretches": 0}, "--stretches is 0; it must be from 1 to 1,000"),
-        ({"encoder_time": 1000}, "--encoder-time is 1000; the backbone has time-steps 0..999"),
+        ({"encoder_time": 1000}, "--encoder-time is 1000; give 0 to 999, in thousandths of T"),
         ({"axes": "pca"}, "--axes"),
         ({"method": "tcvae"}, "--method"),
         ({"data": "no-such-folder"}, "no-such-folder does not exist"),

@@ -38,6 +38,7 @@ Order = Literal["descending", "ascending"] | Sequence[int]
 Scale = Literal["whitened", "even"]
 COMMON = ("kind", "size", "dims", "frozen")
 TRUNK = "trunk."  # before the names of its weights
+THOUSAND = 1000  # time-steps in which the config counts
 SETTINGS: dict[str, tuple[str, ...]] = {  # kind -> the arguments of its trunk besides the size
     "authors": (),
     "residual": ("channels",),
@@ -229,12 +230,14 @@ def _blocks_settings(config: EncoderConfig, backbone: WatchedBackbone) -> dict[s
 
 
 def _times(config: EncoderConfig, backbone: Backbone) -> list[int]:
-    times = list(config.encoder_time)
+    """Time-steps of this backbone: those of the config are as of one with THOUSAND, whatever its own T is."""
+    for time in config.encoder_time:
+        if not 0 <= time < THOUSAND:
+            raise InputError(f"--encoder-time is {time}; give 0 to {THOUSAND - 1}, in thousandths of T")
+    times = [time * backbone.timesteps // THOUSAND for time in config.encoder_time]
     if not times or len(set(times)) < len(times):
-        raise InputError(f"--encoder-time is {times}; give one or more time-steps, each once")
-    for time in times:
-        if not 0 <= time < backbone.timesteps:
-            raise InputError(f"--encoder-time is {time}; the backbone has time-steps 0..{backbone.timesteps - 1}")
+        asked, steps = list(config.encoder_time), backbone.timesteps
+        raise InputError(f"--encoder-time is {asked}; give one or more time-steps, each once (T = {steps:,})")
     return times
 
 
