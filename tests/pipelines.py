@@ -141,11 +141,11 @@ def dit(folder: Path) -> Path:
     return write(folder, "DiTPipeline", vae=autoencoder(), transformer=transformer, scheduler=ddim())
 
 
-def pixart(folder: Path) -> Path:
+def pixart(folder: Path, **config: Any) -> Path:
     transformer = made(
-        diffusers.PixArtTransformer2DModel, num_attention_heads=2, attention_head_dim=8, in_channels=LATENT,
-        out_channels=2 * LATENT, num_layers=4, cross_attention_dim=16, sample_size=SIZE // 2, patch_size=2,
-        caption_channels=12, interpolation_scale=1, use_additional_conditions=False,
+        diffusers.PixArtTransformer2DModel, num_attention_heads=3, attention_head_dim=8, in_channels=LATENT,
+        out_channels=2 * LATENT, num_layers=4, cross_attention_dim=24, patch_size=2, caption_channels=12,
+        interpolation_scale=1, **{"sample_size": SIZE // 2, "use_additional_conditions": False, **config},
     )  # fmt: skip
     write(folder, "PixArtAlphaPipeline", vae=autoencoder(), transformer=transformer, scheduler=ddim())
     return told(folder, text=drawn(1, 5, 12), mask=torch.tensor([[1, 1, 1, 0, 0]]))
@@ -163,11 +163,11 @@ def sd3(folder: Path) -> Path:
     return told(folder, text=drawn(1, 5, 12), pooled=drawn(1, 10))
 
 
-def flux(folder: Path) -> Path:
+def flux(folder: Path, guided: bool = True) -> Path:
     transformer = made(
         diffusers.FluxTransformer2DModel, in_channels=4 * LATENT, num_layers=2, num_single_layers=2,
         attention_head_dim=8, num_attention_heads=2, joint_attention_dim=12, pooled_projection_dim=10,
-        guidance_embeds=True, axes_dims_rope=(2, 2, 4),
+        guidance_embeds=guided, axes_dims_rope=(2, 2, 4),
     )  # fmt: skip
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
     vae = autoencoder(shift_factor=0.1, scaling_factor=0.4)
@@ -176,7 +176,7 @@ def flux(folder: Path) -> Path:
     return told(folder, text=drawn(1, 5, 12), pooled=drawn(1, 10))
 
 
-PIPELINES: dict[str, Callable[[Path], Path]] = {
+PIPELINES: dict[str, Callable[..., Path]] = {
     "latent": latent, "quantised": quantised, "grey": grey, "flow": flow, "stable diffusion": stable_diffusion,
     "stable diffusion XL": stable_diffusion_xl, "DiT": dit, "PixArt": pixart, "stable diffusion 3": sd3,
     "Flux": flux,

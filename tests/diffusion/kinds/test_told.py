@@ -6,7 +6,7 @@ import json
 import diffusers
 import pytest
 import torch
-from pipelines import PIPELINES, SIZE, flux, stable_diffusion, stable_diffusion_xl, text_unet
+from pipelines import PIPELINES, SIZE, flux, pixart, stable_diffusion, stable_diffusion_xl, text_unet
 from safetensors.torch import load_file
 
 from diti.core.errors import InputError
@@ -99,9 +99,9 @@ def test_a_step_of_stable_diffusion_xl(tmp_path):
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", ["stable diffusion 3", "Flux"])
-def test_a_step_along_the_flow(name, tmp_path):
-    folder = PIPELINES[name](tmp_path)
+@pytest.mark.parametrize(("name", "more"), [("stable diffusion 3", {}), ("Flux", {}), ("Flux", {"guided": False})])
+def test_a_step_along_the_flow(name, more, tmp_path):
+    folder = PIPELINES[name](tmp_path, **more)
     backbone, told = load_backbone(folder, "cpu"), given(folder)
     x = x_t(backbone)
     call = {"prompt_embeds": told["text"], "pooled_prompt_embeds": told["pooled"], "guidance_scale": 1.0}
@@ -141,8 +141,11 @@ def test_a_picture_of_a_pipeline_that_is_told_no_prompt(kind, tmp_path):
 
 
 @needs_transformers
-def test_two_steps_of_pixart(tmp_path):
-    folder = PIPELINES["PixArt"](tmp_path)
+@pytest.mark.parametrize("more", [{}, {"sample_size": 128, "use_additional_conditions": True}], ids=str)
+def test_two_steps_of_pixart(more, tmp_path):
+    """That of 1,024 px, whose grid has a side of 128, is told the size of its pictures, too."""
+    folder = pixart(tmp_path, **more)
+    (folder / "backbone.json").write_text(json.dumps({"size": SIZE}))
     backbone, told = load_backbone(folder, "cpu"), given(folder)
     parts = {"transformer": diffusers.PixArtTransformer2DModel, "vae": diffusers.AutoencoderKL}
     parts = {name: kind.from_pretrained(folder / name) for name, kind in parts.items()}
@@ -203,7 +206,13 @@ def test_other_conditional_networks_are_refused(tmp_path):
 
 
 def test_what_is_distilled_says_so(tmp_path):
-    assert "distilled to guidance" in load_backbone(flux(tmp_path), "cpu").caution()
+    assert "distilled to guidance" in load_backbone(flux(tmp_path / "dev"), "cpu").caution()
+    assert "distilled to a few steps" in load_backbone(flux(tmp_path / "schnell", guided=False), "cpu").caution()
+    folder = stable_diffusion(tmp_path / "lcm")
+    assert load_backbone(folder, "cpu").caution() == ""
+    text_unet(time_cond_proj_dim=4).save_pretrained(folder / "unet")
+    lcm = load_backbone(folder, "cpu")
+    assert "distilled to few steps" in lcm.caution() and bool(lcm.nothing().isfinite().all())
 
 
 def test_the_size_of_pictures_can_be_chosen(tmp_path):
@@ -269,6 +278,7 @@ def test_convert_writes_a_backbone_with_what_was_chosen(diti_here, tmp_path):
     [
         ("DiT", ("--label", "11"), "the network knows the classes 0 to 9"),
         ("DiT", ("--prompt", "a face"), "is told no prompt"),
+        ("DiT", ("--blocks", "transformer_blocks.0", "blocks.9"), "the network has no block 'blocks.9'"),
         ("latent", ("--label", "1"), "is told no label"),
         ("toyfaces32", ("--prompt", "a face"), "prompt can be chosen of a pipeline of diffusers"),
     ],

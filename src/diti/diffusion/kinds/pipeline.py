@@ -25,7 +25,7 @@ from diti.core.device import FULL, PRECISION, has_bf16, on_host
 from diti.core.errors import InputError
 from diti.core.runs import atomic_path, sha256_file, write_json
 from diti.diffusion.backbone import DESCRIPTION
-from diti.diffusion.blocks import transformer_blocks, unet_blocks
+from diti.diffusion.blocks import blocks_named, transformer_blocks, unet_blocks
 from diti.diffusion.clock import Clock
 from diti.diffusion.files import (
     SCHEDULER_FILE,
@@ -118,6 +118,7 @@ class PipelineBackbone(WatchedBackbone):
             if name != cls.is_told and getattr(choices, name) != getattr(Choices, name):
                 raise InputError(f"a {cls.kind} is told no {name}; leave it out")
         network = read_network_of(getattr(diffusers, cls.network_class), folder)
+        blocks_named(network, choices.blocks)
         held = autoencoder_folder(home)
         pictures = Pixels(int(network.config["in_channels"])) if held is None else read_autoencoder(held)
         patches = cls.patches(network.config, cls.own_shape(network.config, pictures.side(1), choices.size)[1])
