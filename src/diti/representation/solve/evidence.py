@@ -71,15 +71,17 @@ def gather_evidence(
     images, settings, dims = len(train_rows), config.solution, config.code_dim
     require_images(config, images, backbone.shape)
     walk, valid_walk = _walks(config, backbone, dataset, encoder, features, (train_rows, valid_rows))
-    look = _looked(config, encoder, backbone.shape, walk, images, state)
     stretches = make_stretches(backbone.schedule, min(settings.stretches, backbone.timesteps))
+    regressors = 1 + pixel_axes_count(config, images, backbone.shape) + dims
+    validated = min(VALIDATION, DRAWS_OF_ONE * len(valid_rows))
+    if is_main():
+        first = config.images or next_mark(regressors, [], settings.tolerance)
+        looked = min(LOOKED_AT, images) if features is None else 0
+        tell_duration(backbone, walk, looked, validated + first, stretches.count)
+    look = _looked(config, encoder, backbone.shape, walk, images, state)
     trunk = encoder.features_of if settings.lost_in == "features" else None
     job = Pass(backbone, stretches, look, config.seed, trunk, shown_images=max(SHOWN, SHOWN_PER_DIM * dims))
-    valid = _validation_sums(job, valid_walk, min(VALIDATION, DRAWS_OF_ONE * len(valid_rows)), state)
-
-    regressors = 1 + pixel_axes_count(config, images, backbone.shape) + dims
-    if is_main():
-        tell_duration(job, walk, config.images or next_mark(regressors, [], settings.tolerance))
+    valid = _validation_sums(job, valid_walk, validated, state)
 
     def removed(sums: Sums) -> float:
         return quick_removed(Evidence(stretches, look, sums, valid), dims, settings.features_weight)
@@ -92,24 +94,34 @@ def gather_evidence(
 
 
 @torch.no_grad()
-def tell_duration(job: Pass, walk: Walk, images: int) -> None:
-    """A line that says how long the pass will take at least, where that is long: by a batch of the network."""
-    backbone, count = job.backbone, min(BATCH, walk.at_once)
+def tell_duration(backbone: Backbone, walk: Walk, looked: int, drawn: int, stretches: int) -> None:
+    """A line that says how long it will take at least, where that is long: by a batch through the networks.
+
+    looked, drawn: images of the first look, and those that are drawn in each stretch of time.
+    """
     if not isinstance(backbone, WatchedBackbone):
         return  # the U-Nets made here are done in minutes
-    x = torch.zeros(count, *backbone.shape, device=backbone.device)
-    t = torch.zeros(count, dtype=torch.int64, device=backbone.device)
-    fitted(backbone.x0, x, t).sum().item()  # the first call is slower than the others, and finds what fits
-    began = time.monotonic()
-    fitted(backbone.x0, x, t).sum().item()
-    at_one = (time.monotonic() - began) / count / lanes_on(backbone.device)
-    minutes = images * job.stretches.count * at_one / 60
+    count, device = min(BATCH, walk.at_once), backbone.device
+    x = torch.zeros(count, *backbone.shape, device=device)
+    pixels = torch.zeros(count, 3, backbone.size, backbone.size, device=device)
+    t = torch.zeros(count, dtype=torch.int64, device=device)
+    at_call = _seconds(lambda: fitted(backbone.x0, x, t)) / count / lanes_on(device)
+    at_image = _seconds(lambda: fitted(walk.encode, pixels)) / count / lanes_on(device)
+    minutes = ((looked + drawn * stretches) * at_call + (looked + drawn) * at_image) / 60
     if minutes >= TOLD_MINUTES:
         logger.warning(
-            "%.2g s per image and stretch of time: the pass takes about %.0f minutes for its first %s images; "
-            "fewer --stretches, or fewer --images, shorten it",
-            at_one, minutes, f"{images:,}",
+            "a call of the network takes %.2g s per image: a first look at %s images and the pass over the "
+            "first %s, %s times each, take about %.0f minutes; fewer --stretches, or fewer --images, shorten it",
+            at_call, f"{looked:,}", f"{drawn:,}", stretches, minutes,
         )  # fmt: skip
+
+
+def _seconds(work: Callable[[], Tensor]) -> float:
+    """That it takes the second time: the first is slower, and finds what fits."""
+    work().sum().item()
+    began = time.monotonic()
+    work().sum().item()
+    return time.monotonic() - began
 
 
 def split_rows(dataset: Dataset, seed: int) -> tuple[np.ndarray, np.ndarray]:
