@@ -223,38 +223,103 @@ def test_the_size_of_pictures_can_be_chosen(tmp_path):
     assert backbone.nothing().shape == (1, 4, 16, 16)
 
 
-@needs_transformers
-def test_the_prompt_is_encoded_by_the_pipeline_s_own_text_encoder(tmp_path):
-    """With a tiny CLIP beside it: what is told is what diffusers tells, and another prompt tells another thing."""
-    folder = stable_diffusion(tmp_path)
-    (folder / "conditions.safetensors").unlink()
+def clip(folder, width: int, projected: int | None = None):
+    """A tiny CLIP that knows two words, and its tokenizer."""
     words = ["<|startoftext|>", "<|endoftext|>", "a</w>", "face</w>", "l", "o"]
-    (tmp_path / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    files = (str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
-    tokenizer = transformers.CLIPTokenizer(*files, model_max_length=7)
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    files = (str(folder / "vocab.json"), str(folder / "merges.txt"))
     config = transformers.CLIPTextConfig(
-        vocab_size=10, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=7, bos_token_id=0, eos_token_id=1,
+        vocab_size=10, hidden_size=width, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=7, bos_token_id=0, eos_token_id=1, projection_dim=projected or width,
     )  # fmt: skip
-    encoder = transformers.CLIPTextModel(config).eval()
-    tokenizer.save_pretrained(folder / "tokenizer")
-    encoder.save_pretrained(folder / "text_encoder")
-    index = json.loads((folder / "model_index.json").read_text())
-    index |= {"tokenizer": ["transformers", "CLIPTokenizer"], "text_encoder": ["transformers", "CLIPTextModel"]}
+    kind = transformers.CLIPTextModelWithProjection if projected else transformers.CLIPTextModel
+    return transformers.CLIPTokenizer(*files, model_max_length=7), kind(config).eval()
+
+
+def t5(width: int):
+    """A tiny T5 that knows the same, and its tokenizer."""
+    words = [(word, 0.0) for word in ("<pad>", "</s>", "<unk>", "▁a", "▁face")]
+    config = transformers.T5Config(vocab_size=5, d_model=width, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    return transformers.T5TokenizerFast(vocab=words, extra_ids=0), transformers.T5EncoderModel(config).eval()
+
+
+def reading(part, prompt: str, length: int = 7):
+    """Everything that a tokenizer and a text encoder say of a prompt, and which tokens are none."""
+    tokens = part[0]([prompt], padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+    masked = {} if length == 7 else {"attention_mask": tokens.attention_mask}
+    return part[1](tokens.input_ids, output_hidden_states=True, **masked), tokens.attention_mask
+
+
+def plain_texts(parts, prompt):
+    return {"text": reading(parts[0], prompt)[0][0]}
+
+
+def xl_texts(parts, prompt):
+    first, second = (reading(part, prompt)[0] for part in parts)
+    text = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], -1)
+    zeros = 1.0 if prompt else 0.0  # for the empty prompt XL is told nothing
+    return {"text": zeros * text, "pooled": zeros * second.text_embeds}
+
+
+def pixart_texts(parts, prompt):
+    found, mask = reading(parts[0], prompt, 120)
+    return {"text": found[0], "mask": mask}
+
+
+def sd3_texts(parts, prompt):
+    first, second = (reading(part, prompt)[0] for part in parts[:2])
+    both = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], -1)
+    long = parts[2][1](reading_ids(parts[2][0], prompt, 256))[0]
+    text = torch.cat([torch.nn.functional.pad(both, (0, long.shape[-1] - both.shape[-1])), long], 1)
+    return {"text": text, "pooled": torch.cat([first.text_embeds, second.text_embeds], -1)}
+
+
+def flux_texts(parts, prompt):
+    text = parts[1][1](reading_ids(parts[1][0], prompt, 512))[0]
+    return {"text": text, "pooled": reading(parts[0], prompt)[0].pooler_output}
+
+
+def reading_ids(tokenizer, prompt: str, length: int):
+    return tokenizer([prompt], padding="max_length", max_length=length, return_tensors="pt").input_ids
+
+
+TEXTS = {  # kind → its text encoders, in order, and what they should say
+    "stable diffusion": (lambda home: [clip(home, 8)], plain_texts),
+    "stable diffusion XL": (lambda home: [clip(home, 4), clip(home, 4, 10)], xl_texts),
+    "PixArt": (lambda home: [t5(12)], pixart_texts),
+    "stable diffusion 3": (lambda home: [clip(home, 4, 5), clip(home, 4, 5), t5(12)], sd3_texts),
+    "Flux": (lambda home: [clip(home, 10), t5(12)], flux_texts),
+}
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_prompt_is_encoded_by_the_pipeline_s_own_text_encoders(kind, tmp_path):
+    """With tiny ones beside it: what is told is what they say, and another prompt tells another thing."""
+    folder, (make, say) = PIPELINES[kind](tmp_path / "p"), TEXTS[kind]
+    (folder / "conditions.safetensors").unlink()
+    index, parts = json.loads((folder / "model_index.json").read_text()), make(tmp_path / "words")
+    for number, part in enumerate(parts):
+        for name, held in zip(("tokenizer", "text_encoder"), part, strict=True):
+            place = f"{name}_{number + 1}" if number else name
+            held.save_pretrained(folder / place)
+            index[place] = ["transformers", type(held).__name__]
     (folder / "model_index.json").write_text(json.dumps(index))
     told = {}
     for prompt in ("", "a face"):
-        (folder / "backbone.json").write_text(json.dumps({"prompt": prompt}))
-        backbone = load_backbone(folder, "cpu")
-        tokens = tokenizer([prompt], padding="max_length", max_length=7, truncation=True, return_tensors="pt")
+        backbone = load_backbone(folder, "cpu", prompt=prompt)
         with torch.no_grad():
-            expected = encoder(tokens.input_ids)[0]
-        told[prompt] = backbone.told_text
-        assert torch.allclose(told[prompt], expected, atol=1e-5)
-    assert not torch.allclose(told[""], told["a face"], atol=1e-3)
+            expected = say(parts, prompt)
+        told[prompt] = {name: getattr(backbone, f"told_{name}") for name in backbone.told_always}
+        assert told[prompt].keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.allclose(told[prompt][name], tensor.float(), atol=1e-5), name
+    assert not any(torch.allclose(tensor, told["a face"][name], atol=1e-3) for name, tensor in told[""].items())
+    assert bool(backbone.nothing().isfinite().all())
     backbone.save(tmp_path / "saved")  # the copy needs no text encoder
-    assert torch.equal(load_backbone(tmp_path / "saved", "cpu").told_text, told["a face"])
+    assert torch.equal(load_backbone(tmp_path / "saved", "cpu").told_text, told["a face"]["text"])
 
 
 # ---- As a user chooses -----------------------------------------------------------------------------------------
