@@ -93,7 +93,7 @@ def laid_out(model: Known) -> PipelineBackbone:
         )  # fmt: skip
         told = {name: torch.zeros(shape, dtype=_kind_of(name)) for name, shape in model.told.items()}
     pictures, place = Latents(autoencoder).to("meta"), Path("nowhere")
-    autoencoder.use_tiling = False  # at its own size
+    pictures.autoencoder.use_tiling = False  # at its own size
     return kind(network, Clock.of("linear"), "epsilon", pictures, place, place, Choices(), told)
 
 
