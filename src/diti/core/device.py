@@ -98,7 +98,7 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=64)
 def constant(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor that never changes where it is used, sent there once; cast first, as not every device has float64."""
+    """A tensor that never changes, sent where it is used once; cast first: not every device has float64."""
     return tensor.to(dtype).to(device)
 
 

@@ -48,7 +48,7 @@ def two_views(images: Tensor, draws: Draws, config: ViewsConfig) -> tuple[Tensor
 def _random_views(images: Tensor, draws: Draws, config: ViewsConfig) -> Tensor:
     """(2B,3,H,W): all first views, then all second ones.
 
-    What is decided of each, a few numbers, is found on the CPU: a device would be waited for to count those chosen.
+    What is decided of each, a few numbers, is found on the CPU: counting those chosen would wait for a device.
     """
     numbers, there = _Numbers(draws), partial(sent, device=images.device)
     views = torch.cat([images, images])
@@ -107,7 +107,8 @@ def hue_matrix(turns: Tensor) -> Tensor:
 def recolour(images: Tensor, matrix: Tensor, contrast: Tensor) -> Tensor:
     """Colours, as [0,1], times (B,3,3); then their distance to the image's mean luma times (B,); then clamped."""
     mean = (images.mean((2, 3)) + 1) / 2  # (B,3) in [0,1]
-    luma = torch.einsum("bij,bj->bi", matrix, mean) @ constant(LUMA, images.dtype, images.device)  # (B,) the mean after the matrix
+    to_luma = constant(LUMA, images.dtype, images.device)
+    luma = torch.einsum("bij,bj->bi", matrix, mean) @ to_luma  # (B,) the mean after the matrix
     scaled = contrast.view(-1, 1, 1) * matrix
     offset = 2 * ((1 - contrast) * luma).view(-1, 1, 1) + scaled.sum(2, keepdim=True) - 1  # from [0,1] to [-1,1]
     return torch.baddbmm(offset, scaled, images.flatten(2)).clamp_(-1, 1).view_as(images)
