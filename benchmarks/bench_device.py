@@ -69,7 +69,7 @@ def cost(work: Callable[[int], object], steps: int) -> dict[str, float]:
     with pretend.counting() as counted:
         work(steps)
     seconds = time.process_time() - began
-    return {name: counted[name] for name in ("kernels", "uploads", "downloads")} | {"seconds": seconds}
+    return {name: counted[name] for name in ("kernels", "uploads", "downloads", "waits")} | {"seconds": seconds}
 
 
 def make_paths(device: str, folder: Path) -> dict[str, Callable[[int], object]]:

@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
+from pairs import places
 from parity import write_large_layout
 from pictures import picture
 
@@ -212,14 +212,10 @@ def two_processes() -> Callable[..., str]:
     """
 
     def run(*words: object, apart: Path | None = None) -> str:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
         place = {} if apart is None else {"APART": str(apart)}
-        group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         with subprocess.Popen(
             [sys.executable, "-c", PAIR, *map(str, words)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **group, **place},
+            env=places()[0] | place,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,

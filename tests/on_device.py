@@ -14,6 +14,7 @@ import pytest
 import torch
 from on_device_world import (
     CODE,
+    LABELS,
     SHORT,
     SIZE,
     SOLVED,
@@ -358,25 +359,39 @@ def test_what_the_studio_does_for_a_visitor(both, made, monkeypatch):
     pytest.importorskip("gradio", reason="gradio is not installed (pip install 'diti-torch[studio]')")
     from diti.studio import parts, world
     from diti.studio.session import Visitor
+    from diti.studio.tabs.axes import Axes
     from diti.studio.tabs.examples import Examples
+    from diti.studio.tabs.interpolate import Interpolate
+    from diti.studio.tabs.manipulate import Manipulate
     from diti.studio.tabs.search import Search
     from diti.studio.tabs.understand import Understand
 
     monkeypatch.setattr("diti.studio.session.FULL_STEPS", STEPS)
+    monkeypatch.setattr("diti.studio.tabs.interpolate.FULL_STEPS", STEPS)
+    monkeypatch.setattr("diti.studio.tabs.interpolate.FRAMES", 3)
     monkeypatch.setattr(world.World, "steps", (STEPS,))
 
     def path(device, out):
+        shutil.copytree(made / "model", out / "model")
         with preferred(device):
-            here = world.open_world(str(made / "model"), str(made / "data"))
-        examples, search, understand = (kind.__new__(kind) for kind in (Examples, Search, Understand))
-        examples.world = search.world = understand.world = here  # without the page around them
-        visitor = Visitor({"image": here.pixels(0), "other": here.pixels(1)})
+            here = world.open_world(str(out / "model"), str(made / "data"))
+
+        def tab(kind):
+            found = kind.__new__(kind)  # without the page around it
+            found.world, found.names = here, LABELS
+            return found
+
+        visitor = Visitor({slot: here.pixels(row) for row, slot in enumerate(("image", "other", "a", "b"))})
         visitor.examples = {"like": [here.pixels(2)], "unlike": [here.pixels(3)]}
-        list(examples.learn(visitor, False))
+        shown = [
+            *tab(Examples).learn(visitor, False), *tab(Axes).look(visitor, 1.0, 0.5),
+            *tab(Interpolate).draw(visitor, "all", 0.5), *tab(Interpolate).animate(visitor, "all"),
+            *tab(Manipulate).relabel(visitor, ["hat"], 3), *tab(Manipulate).draw(visitor, ["hat"], [], 3, 0.5),
+            *tab(Search).draw(visitor, "all", 3), tab(Understand)._lost(visitor, 300),
+        ]  # fmt: skip
         mixed = parts.drawn(here, visitor, ("image", "other"), lambda start: (start.z[:1], start.x_T[1:]))
-        found, lost = list(search.draw(visitor, "all", 3)), understand._lost(visitor, 300)
-        assert len(list(mixed)) == 1 and "figure" in lost and len(found) == 2
-        return visitor.own.weight, here.places(here.axes(None)[0]), here.losses.with_z
+        assert len(list(mixed)) == 1 and "figure" in shown[-1]
+        return len(shown), visitor.own.weight, here.places(here.axes(None)[0]), here.losses.with_z
 
     both(path, 1e-3)
 

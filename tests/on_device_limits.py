@@ -52,14 +52,52 @@ made = on_device_world.made  # a fixture
 # ---- Nothing is waited for --------------------------------------------------------------------------------------
 
 
-def test_no_step_waits_for_the_device(tmp_path, monkeypatch):
+@pytest.fixture
+def fetching(monkeypatch):
+    """The device fetches what is pinned by itself, as CUDA does: other uploads are waited for."""
+    monkeypatch.setattr("diti.core.device.FETCHING", ("pretend",))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+def test_no_step_waits_for_the_device(tmp_path, monkeypatch, fetching):
     """Nothing is brought back, beside the lines of the log, and of 512 images in the pass their sums."""
     from benchmarks.bench_device import measure
 
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "pretend:0")
-    found = {path: (cost["downloads"], cost["uploads"]) for path, cost in measure("pretend", tmp_path, 1).items()}
+    asked = ("downloads", "uploads", "waits")
+    found = {path: tuple(cost[name] for name in asked) for path, cost in measure("pretend", tmp_path, 1).items()}
     # Up go pixels, time-steps and weights by time; tables only once.
-    assert found == {"pretrain": (0, 2), "train": (0, 3), "sampler": (0, 0), "encode": (0, 1), "pass": (7, 3)}
+    assert found == {
+        "pretrain": (0, 2, 0), "train": (0, 3, 0), "sampler": (0, 0, 0), "encode": (0, 1, 0), "pass": (7, 3, 0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["pdae", "diffae", "simclr", "tcvae", "ibgan"])
+def test_no_step_of_a_method_waits_for_the_device(made, tmp_path, monkeypatch, fetching, method):
+    look_at_few(monkeypatch)
+
+    def asked(images):
+        rare = {"log_images": 640, "validate_images": 640, "checkpoint_images": 640}
+        config = settings(made, method=method, code=CODE)
+        training = dataclasses.replace(SHORT, images=images, **rare)
+        with pretend.counting() as counted:
+            train_model(dataclasses.replace(config, training=training), tmp_path / f"{images}", device="pretend")
+        return counted["downloads"], counted["waits"]
+
+    asked(8)  # what is sent there once
+    assert asked(32) == asked(16), "more steps wait no more often"
+
+
+def test_no_step_with_fresh_noise_waits_for_the_device(made, fetching):
+    backbone = diti.load_backbone(made / "backbone", "pretend")
+
+    def asked(steps):
+        with pretend.counting() as counted:
+            samples(backbone, 2, 0, steps)
+        return counted["downloads"], counted["waits"]
+
+    asked(4)  # tables are sent there once
+    assert asked(9) == asked(4)
 
 
 def test_what_does_not_fit_in_memory_is_split(made, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils import backend_registration
@@ -19,9 +19,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 aten = torch.ops.aten
 COPIES = (aten._to_copy.default, aten.copy_.default, aten._copy_from.default)
 INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)  # indices are moved unasked
-LOOKS = (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default)
+LOOKS = (  # their answer, or how much of it there is, decides what comes next
+    aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default,
+    aten.repeat_interleave.Tensor, aten._unique2.default, aten.unique_dim.default, aten.bincount.default,
+    aten._linalg_check_errors.default, aten._linalg_eigh.default, aten._linalg_svd.default,
+)  # fmt: skip
 
-counted: Counter[str] = Counter()  # kernels, uploads, downloads
+counted: Counter[str] = Counter()  # kernels, uploads, downloads, and of the uploads those that are waited for
 limits: dict[str, Any] = {"rows": None, "float64": True}
 
 
@@ -71,6 +75,7 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     refuse_mixed(func, args, given, here)
     device = kwargs.get("device")
     stays = bool(here) if device is None else torch.device(device).type == DEVICE.type
+    refuse_generator(kwargs.get("generator"), stays)
     count(func, args, here, stays)
     plain = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
     if device is not None:
@@ -103,6 +108,12 @@ def refuse_mixed(func: Any, args: Any, given: list[Any], here: list[Pretend]) ->
         raise RuntimeError(f"expected all tensors to be on one device, found {DEVICE} and cpu, in {func}")
 
 
+def refuse_generator(generator: Any, stays: bool) -> None:
+    """As a GPU does, which draws with generators of its own alone."""
+    if generator is not None and stays and generator._cdata not in Generator.there:
+        raise RuntimeError(f"expected a generator of {DEVICE}, found one of the cpu")
+
+
 def refuse_unfit(func: Any, made: torch.Tensor) -> None:
     """A convolution that a test says does not fit in memory, and a type that some devices lack."""
     if limits["rows"] is not None and func is aten.convolution.default and len(made) > limits["rows"]:
@@ -115,11 +126,22 @@ def count(func: Any, args: Any, here: list[Pretend], stays: bool) -> None:
     if func in (aten.copy_.default, aten._copy_from.default):
         to, source = (args[0], args[1]) if func is aten.copy_.default else (args[1], args[0])
         moved = (isinstance(source, Pretend), isinstance(to, Pretend))
-        counted[{(True, False): "downloads", (False, True): "uploads"}.get(moved, "kernels")] += 1
-    elif here and (not stays or func in LOOKS):
+        way = {(True, False): "downloads", (False, True): "uploads"}.get(moved, "kernels")
+        counted[way] += 1
+        counted["waits"] += way == "uploads" and not any(args[2:])  # the third says that nobody waits
+    elif here and (not stays or func in LOOKS or masked(func, args)):
         counted["downloads"] += 1
     else:
         counted["kernels"] += 1
+        sent = sum(one is not None and not isinstance(one, Pretend) for one in args[1]) if func in INDEXED else 0
+        counted.update(uploads=sent, waits=sent)
+
+
+def masked(func: Any, args: Any) -> bool:
+    """Whether a mask says which numbers are meant: they are counted first, unless all get the same one."""
+    if func not in INDEXED or (len(args) > 2 and args[2].numel() == 1):
+        return False
+    return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
 
 
 @contextmanager
@@ -153,11 +175,19 @@ def made_there(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 class Generator(torch.Generator):
-    """One of the device, which draws what the CPU's would."""
+    """One of the device, which draws what the CPU's would. there: those that live, by what torch calls them."""
+
+    there: ClassVar[set[int]] = set()
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         there = torch.device(device).type == DEVICE.type
-        return super().__new__(cls, "cpu" if there else device)
+        made = super().__new__(cls, "cpu" if there else device)
+        if there:
+            cls.there.add(made._cdata)
+        return made
+
+    def __del__(self) -> None:
+        self.there.discard(self._cdata)
 
 
 backend_registration._setup_privateuseone_for_python_backend(rename="pretend", backend_module=Module())

@@ -1,8 +1,7 @@
 """Commands in two processes that share no folder of results: as on two machines."""
 
-import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ import time
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pairs import places
 from tiny import tiny_backbone, tiny_model
 
 import diti
@@ -18,15 +18,8 @@ from diti.core.runs import RunFolder, read_json
 
 SOLVED = ("--code-dim", "8", "--subsets", "2", "--stretches", "2", "--images", "160", "--pixel-axes", "12")
 TRAINED = (
-    "--train-batch-size",
-    "16",
-    "--log-images",
-    "32",
-    "--checkpoint-images",
-    "32",
-    "--learning-rate",
-    "1e-4",
-)
+    "--train-batch-size", "16", "--log-images", "32", "--checkpoint-images", "32", "--learning-rate", "1e-4",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +29,13 @@ def made(tmp_path_factory):
     diti.prepare("toyfaces:200", folder / "data", 16, workers=1)
     tiny_backbone().save(folder / "backbone")
     return folder
+
+
+@pytest.fixture(scope="module")
+def solved(made):
+    given = ("--data", made / "data", "--backbone", made / "backbone", "--out", made / "model")
+    assert main(["solve", *map(str, given), *SOLVED]) == 0
+    return made / "model"
 
 
 def test_train_from_the_solution_with_nothing_in_common_but_the_data(made, tmp_path, two_processes):
@@ -71,26 +71,52 @@ def test_encode_gathers_what_both_found(made, tmp_path, two_processes, monkeypat
         np.testing.assert_allclose(one[name], two[name], atol=1e-4, rtol=1e-3)
 
 
-def test_a_process_that_is_killed_ends_the_other(made, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    words = ["-m", "diti", "train", "--data", made / "data", "--backbone", made / "backbone", "--code-dim", "8"]
-    words += ["--subsets", "2", "--start", "copy", *TRAINED, "--images", "1000000", "--out"]
+USED = {
+    "probe": ("--no-subsets", "--no-baselines", "--out", "probe.json"),
+    "explore": ("--first", "2", "--axes", "1", "--faces", "1", "--sampling-steps", "3", "--out", "explored"),
+}
+
+
+@pytest.mark.parametrize("verb", USED)
+def test_what_both_found_is_used_as_what_one_found(made, solved, tmp_path, two_processes, monkeypatch, verb):
+    monkeypatch.setenv("DITI_CACHE", str(tmp_path / "cache"))
+    record = {"probe": "probe.json", "explore": "explored/explore.json"}[verb]
+    for folder in ("0", "alone"):  # the second process has none
+        shutil.copytree(solved, tmp_path / folder / "model")
+    two_processes(verb, "model", "--data", made / "data", *USED[verb], apart=tmp_path)
+    assert not [path for path in (tmp_path / "1").iterdir() if path.name != "cache"], "one process writes"
+    monkeypatch.chdir(tmp_path / "alone")
+    assert main([verb, "model", "--data", str(made / "data"), *USED[verb]]) == 0
+    one, two = (read_json(tmp_path / folder / record) for folder in ("alone", "0"))
+    if verb == "probe":
+        assert one["probe"]["mean_ap"] == pytest.approx(two["probe"]["mean_ap"], rel=1e-3)
+    else:
+        found = [
+            [(axis["axis"], axis["removed"], axis["changed"]) for axis in each["dims"]] for each in (one, two)
+        ]
+        assert len(found[0]) == 2 and found[0] == [pytest.approx(axis, rel=1e-2) for axis in found[1]]
+
+
+def test_a_process_that_is_killed_ends_the_other_and_the_run_goes_on_with_one(made, tmp_path, capsys):
+    """Told by srun who they are."""
+    words = [
+        "train",
+        "--data",
+        made / "data",
+        "--backbone",
+        made / "backbone",
+        "--code-dim",
+        "8",
+        "--subsets",
+        "2",
+    ]
+    words = [*map(str, words), "--start", "copy", *TRAINED]
     pair = []
-    for rank in "01":
-        group = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        }
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **group}
-        command = [sys.executable, *words, tmp_path / rank / "run"]
-        error = (tmp_path / f"error-{rank}").open("w")
-        pair.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=error))
-        error.close()
+    for rank, place in enumerate(places(slurm=True)):
+        out = ("--images", "1000000", "--out", tmp_path / str(rank) / "run")
+        with (tmp_path / f"error-{rank}").open("w") as error:
+            command = [sys.executable, "-m", "diti", *words, *out]
+            pair.append(subprocess.Popen(command, env=place, stdout=subprocess.DEVNULL, stderr=error))
     try:
         until = time.monotonic() + 600
         while not list((tmp_path / "0" / "run").glob("state/0*")):
@@ -107,3 +133,7 @@ def test_a_process_that_is_killed_ends_the_other(made, tmp_path):
     last = said.strip().splitlines()[-1]
     assert last.startswith("diti: ") and "process" in last and "the same command continues" in last
     assert "bug" not in said and "Traceback" not in said
+    run = RunFolder(tmp_path / "0" / "run")
+    saved = int(max(state.name for state in (run.path / "state").iterdir() if state.name.isdigit()))
+    assert main([*words, "--images", str(run.images_seen() + 32), "--out", str(run.path)]) == 0
+    assert f"continuing at image {saved}" in capsys.readouterr().out.replace(",", "")

@@ -1,7 +1,6 @@
 """A batch in as many parts as fit in the memory of every process: they agree before the first step."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from pairs import places
 from torch import nn
 
 from diti.core.errors import InputError
@@ -69,15 +69,12 @@ def images(start: int, count: int) -> torch.Tensor:
 
 def in_two_processes(folder: Path, most: int) -> list[str]:
     """What each of them said."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     pair = []
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    for rank in "01":
-        group = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {**os.environ, **group, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    for place in places():
         command = [sys.executable, "-c", SCRIPT, str(folder), str(most)]
+        environment = place | {"PYTHONPATH": paths}
         pair.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     said = [process.communicate(timeout=600)[0] for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said

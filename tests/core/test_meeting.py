@@ -1,19 +1,24 @@
 """Processes that wait for each other by looking: what they tell, and what happens when one fails or is silent."""
 
-import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from pairs import places
 
+import diti.core.meeting as m
+
+COLLECTIVE = re.compile(r"barrier|wait_for_everyone|process_first")
 SCRIPT = """
 import os, sys, time
+from datetime import timedelta
 import diti.core.meeting as m
-import torch.distributed
+import torch
+import torch.distributed as dist
 work, rank = sys.argv[1], os.environ["RANK"]
 impatient = work == "sleeps" and rank == "0"  # a busy machine may keep a process waiting, too
 m.SIGN_SECONDS, m.SILENT_SECONDS = 0.1, 2.0 if impatient else 600.0
@@ -27,6 +32,14 @@ def shared():
     data = m.meeting().take(f"data/{1 - int(rank)}", last=True)
     m.meet()
     print("told", told, sent, len(data), data[:256] == bytes(range(256)), flush=True)
+    if work == "prepares":  # longer than a collective operation may take
+        dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+        m.told_by_main(lambda: time.sleep(8))
+        m.meet()
+        dist.all_reduce(both := torch.ones(1))
+        print("together", both.item(), flush=True)
+        dist.destroy_process_group()
+        return
     if work == "fails" and rank == "0":
         raise ValueError("the disk is full")
     if work == "sleeps" and rank == "1":
@@ -44,13 +57,9 @@ def pair(tmp_path):
     started = []
 
     def start(work):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        for rank in "01":
-            group = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            with (tmp_path / rank).open("w") as said:
-                environment = {**os.environ, **group, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        for place in places():
+            with (tmp_path / place["RANK"]).open("w") as said:
+                environment = place | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
                 command = [sys.executable, "-c", SCRIPT, work]
                 started.append(subprocess.Popen(command, env=environment, stdout=said, stderr=said))
         return started, [tmp_path / rank for rank in "01"]
@@ -59,6 +68,12 @@ def pair(tmp_path):
     for process in started:
         process.kill()
         process.wait()
+
+
+def test_no_file_has_another_way_to_wait():
+    package = Path(m.__file__).parents[1]
+    files = (file for file in package.rglob("*.py") if COLLECTIVE.search(file.read_text(encoding="utf-8")))
+    assert not list(files)
 
 
 def test_all_hear_the_first_and_each_other(pair):
@@ -72,6 +87,26 @@ def test_one_that_fails_ends_the_other(pair):
     assert [process.wait(timeout=600) for process in processes] == [1, 3]
     assert said[1].read_text().splitlines()[-1] == (
         "diti: process 0 has failed (the disk is full); this one ends too: the same command continues"
+    )
+
+
+def test_nobody_waits_in_a_collective_operation_while_the_first_prepares_data_or_validates(pair):
+    processes, said = pair("prepares")
+    assert [process.wait(timeout=600) for process in processes] == [0, 0]
+    assert {file.read_text().splitlines()[-1] for file in said} == {"together 2.0"}
+
+
+def test_where_the_first_is_killed_the_other_ends(pair):
+    """The store in which they met ends with it."""
+    processes, said = pair("waits")
+    until = time.monotonic() + 600
+    while "told" not in said[1].read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    processes[0].kill()
+    assert processes[1].wait(timeout=600) == 3
+    assert said[1].read_text().splitlines()[-1] == (
+        "diti: the first process has ended; this one ends too: the same command continues"
     )
 
 

@@ -101,12 +101,19 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_bits(tmp_path,
     assert left_by(tmp_path / "whole") == left_by(tmp_path / "killed")
 
 
-def test_two_processes_with_half_the_batch_equal_one(tmp_path):
+LAUNCHERS = {  # accelerate launch starts two processes where it thinks that there are GPUs, and else one
+    "torchrun": "torch.distributed.run --standalone --nproc_per_node 2",
+    "accelerate launch": "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 "
+    "--main_process_port 0 --mixed_precision no --dynamo_backend no",
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_with_half_the_batch_equal_one(tmp_path, launcher):
     words = ["pretrain", *TINY, "--images", "512", "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     assert main([*words, str(tmp_path / "one")]) == 0
-    command = [*launcher, "-m", "diti", *words, tmp_path / "two"]
+    command = [sys.executable, "-m", *LAUNCHERS[launcher].split(), "-m", "diti", *words, tmp_path / "two"]
     subprocess.run(command, check=True, timeout=300, env=environment)
     assert np.allclose(losses(tmp_path / "one"), losses(tmp_path / "two"), rtol=1e-4)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")

@@ -156,6 +156,22 @@ def test_the_verb_finds_the_image_itself_first(solved_once, solved_faces, tmp_pa
     assert "--odd is 0" in capsys.readouterr().err
 
 
+def test_the_verb_searches_through_an_index(solved_once, solved_faces, tmp_path, capsys, monkeypatch):
+    """Where there are so many images that an exact search takes long, it says so."""
+    pytest.importorskip("faiss", reason="the extra index is not installed (pip install 'diti-torch[index]')")
+    monkeypatch.setattr("diti.exploring.index.FEWEST", 100)
+    monkeypatch.setattr("diti.exploring.search.MANY", 100)
+    Image.fromarray(np.asarray(solved_faces.images[42])).save(tmp_path / "x.png")
+    words = ["search", str(solved_once), "--data", str(solved_faces.path), "-n", "9", str(tmp_path / "x.png")]
+    for subset in ("all", "coarse"):
+        exact, told, _ = found_by([*words, "--subset", subset], tmp_path / f"{subset}.png", capsys)
+        assert "--index makes further searches of so many faster" in told
+        files, told, _ = found_by([*words, "--subset", subset, "--index"], tmp_path / f"{subset}-i.png", capsys)
+        assert len(set(files) & set(exact)) >= 8 and files[0] == exact[0] and "% of them by an index" in told
+    assert main([*words[:4], "--odd", "3", "--index"]) == 2
+    assert "--odd looks at every code; leave --index out" in capsys.readouterr().err
+
+
 def test_images_are_near_on_an_axis_alone(solved_once, solved_faces, tmp_path, capsys):
     """By the readings of the file, not by the code that searches."""
     model, codes = load(solved_once), encode_dataset(load(solved_once), solved_faces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from diti.core.errors import InputError, short_of_memory
@@ -18,6 +19,7 @@ AUTO, HOST = "auto", "cpu"
 VARIABLE = "DITI_DEVICE"
 PRECISION, FULL = "DITI_PRECISION", "float32"
 LOOKED_FOR = ("cuda", "mps")  # by auto, the best first
+FETCHING = ("cuda",)  # these fetch what is in pinned memory by themselves
 
 
 def decide(given: Device = AUTO) -> torch.device:
@@ -84,14 +86,20 @@ def widest(device: torch.device) -> torch.dtype:
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """A CPU tensor on the device; the CPU does not wait for the copy where that is known to be safe."""
-    if device.type != "cuda" or not on_host(tensor):
+    if device.type not in FETCHING or not on_host(tensor):
         return tensor.to(device)
     return pinned(tensor, device).to(device, non_blocking=True)  # memory that is not pinned would be waited for
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     """A CPU tensor in memory from which the device can fetch it by itself, where there is such memory."""
-    return tensor if device.type != "cuda" or tensor.is_pinned() else tensor.pin_memory()
+    return tensor if device.type not in FETCHING or tensor.is_pinned() else tensor.pin_memory()
+
+
+@lru_cache(maxsize=64)
+def constant(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor that never changes, sent where it is used once; cast first: not every device has float64."""
+    return tensor.to(dtype).to(device)
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -12,12 +12,14 @@ at the end.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from diti.config import ViewsConfig
+from diti.core.device import constant, sent
 from diti.core.rng import Draws
 
 MIRRORED, JITTERED, GREY, BLURRED = 0.5, 0.8, 0.2, 0.5  # share of the views
@@ -44,28 +46,32 @@ def two_views(images: Tensor, draws: Draws, config: ViewsConfig) -> tuple[Tensor
 
 
 def _random_views(images: Tensor, draws: Draws, config: ViewsConfig) -> Tensor:
-    """(2B,3,H,W): all first views, then all second ones."""
-    numbers = _Numbers(draws, images.device)
+    """(2B,3,H,W): all first views, then all second ones.
+
+    What is decided of each, a few numbers, is found on the CPU: counting those chosen would wait for a device.
+    """
+    numbers, there = _Numbers(draws), partial(sent, device=images.device)
     views = torch.cat([images, images])
     if config.crop_resize:
-        views = crop_resize(views, *random_box(*(numbers.uniform(name) for name in ("area", "ratio", "x", "y"))))
-    views = mirror(views, numbers.chosen("mirror", MIRRORED))
+        box = random_box(*(numbers.uniform(name) for name in ("area", "ratio", "x", "y")))
+        views = crop_resize(views, *map(there, box))
+    views = mirror(views, there(numbers.chosen("mirror", MIRRORED)))
     if config.augment == "full":
-        views = recolour(views, *_random_colours(numbers, config.jitter_strength))
-    chosen = numbers.chosen("blur", BLURRED)
-    views[chosen] = blur(views[chosen], numbers.between("sigma", *SIGMA)[chosen])
+        views = recolour(views, *map(there, _random_colours(numbers, config.jitter_strength)))
+    (blurred,) = numbers.chosen("blur", BLURRED).nonzero(as_tuple=True)
+    sigma, rows = there(numbers.between("sigma", *SIGMA)[blurred]), there(blurred)
+    views[rows] = blur(views[rows], sigma)
     return views
 
 
 class _Numbers:
-    """Random numbers (2B,) for both views of a batch, on its device; each name has its own."""
+    """Random numbers (2B,) for both views of a batch; each name has its own."""
 
-    def __init__(self, draws: Draws, device: torch.device) -> None:
-        self.draws, self.device = draws, device
+    def __init__(self, draws: Draws) -> None:
+        self.draws = draws
 
     def uniform(self, name: str) -> Tensor:
-        numbers = torch.cat([self.draws.uniform(f"view-{view}-{name}") for view in (1, 2)])
-        return numbers.float().to(self.device)
+        return torch.cat([self.draws.uniform(f"view-{view}-{name}") for view in (1, 2)]).float()
 
     def between(self, name: str, low: float, high: float) -> Tensor:
         return low + (high - low) * self.uniform(name)
@@ -101,7 +107,8 @@ def hue_matrix(turns: Tensor) -> Tensor:
 def recolour(images: Tensor, matrix: Tensor, contrast: Tensor) -> Tensor:
     """Colours, as [0,1], times (B,3,3); then their distance to the image's mean luma times (B,); then clamped."""
     mean = (images.mean((2, 3)) + 1) / 2  # (B,3) in [0,1]
-    luma = torch.einsum("bij,bj->bi", matrix, mean) @ LUMA.to(images)  # (B,) the mean after the matrix
+    to_luma = constant(LUMA, images.dtype, images.device)
+    luma = torch.einsum("bij,bj->bi", matrix, mean) @ to_luma  # (B,) the mean after the matrix
     scaled = contrast.view(-1, 1, 1) * matrix
     offset = 2 * ((1 - contrast) * luma).view(-1, 1, 1) + scaled.sum(2, keepdim=True) - 1  # from [0,1] to [-1,1]
     return torch.baddbmm(offset, scaled, images.flatten(2)).clamp_(-1, 1).view_as(images)
@@ -126,7 +133,7 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
 
 def gaussian(sigma: Tensor, radius: int) -> Tensor:
     """(B, 2·radius + 1) weights exp(-x² / 2σ²) that sum to 1."""
-    x = torch.arange(-radius, radius + 1).to(sigma)
+    x = torch.arange(-radius, radius + 1, device=sigma.device)
     return (-0.5 * (x / sigma[:, None]).square()).softmax(1)
 
 

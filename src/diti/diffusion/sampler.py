@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diti.core.device import on_host
+from diti.core.device import on_host, sent
 from diti.core.errors import InputError
 from diti.diffusion.schedule import (
     Schedule,
@@ -104,7 +104,7 @@ def ddpm(
     for i, (t, source, target) in enumerate(moves):
         x0, _ = _predict(eps_fn, x, t, source, clamp)
         x = posterior_mean_x0(x0, x, source, target)
-        noise = torch.randn(x.shape, generator=generator).to(x)
+        noise = sent(torch.randn(x.shape, generator=generator), x.device).to(x.dtype)
         x = x + posterior_variance(source, target).sqrt().to(x.dtype) * noise  # variance 0 at the last move
         _report(on_step, i, moves, x)
     return x
@@ -202,7 +202,7 @@ def _second_order(
     x = of_x.to(x.dtype) * x + of_x0.to(x.dtype) * x0
     if fresh is None:
         return x
-    noise = torch.randn(x.shape, generator=fresh).to(x)
+    noise = sent(torch.randn(x.shape, generator=fresh), x.device).to(x.dtype)
     return x + (-(1 - target) * torch.expm1(-2 * h)).sqrt().to(x.dtype) * noise
 
 

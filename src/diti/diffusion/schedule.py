@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diti.core.device import HOST, on_host
+from diti.core.device import HOST, constant, on_host
 from diti.core.errors import InputError, nearest
 
 PREDICTION_TYPES = ("epsilon", "sample", "v_prediction")
@@ -127,14 +127,8 @@ def gather(table: Tensor, t: Tensor, like: Tensor) -> Tensor:
     if on_host(t) and len(t) and not 0 <= int(t.min()) <= int(t.max()) < len(table):
         raise InputError(f"t ranges from {t.min()} to {t.max()}; code time-steps are 0..{len(table) - 1}")
     dtype = torch.promote_types(like.dtype, torch.float32)
-    rows = _on_device(table, dtype, t.device)[t].to(like.device)
+    rows = constant(table, dtype, t.device)[t].to(like.device)
     return rows.reshape(-1, *[1] * (like.ndim - 1))
-
-
-@lru_cache(maxsize=64)
-def _on_device(table: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A table where it is used, sent there once; cast first, since not every device has float64."""
-    return table.to(dtype).to(device)
 
 
 # ---- Tables: (T,) float64 ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diti.core.device import sent
 from diti.core.images import to_float
 from diti.core.rng import torch_generator
 from diti.data.prepared import Dataset
@@ -42,4 +43,4 @@ def fixed_batches(
         part = slice(start, start + BATCH)
         pixels = to_float(dataset.pixels(rows[part]))
         noise = torch.randn((len(pixels), *(shape or pixels.shape[1:])), generator=rng)
-        yield pixels.to(device), t[part].to(device), noise.to(device)
+        yield sent(pixels, device), sent(t[part], device), sent(noise, device)

@@ -46,6 +46,7 @@ from diti.representation.partition import LEVELS, THIRDS
 COLUMNS = 8
 COUNT, SHEET = 24, Range(1, 10_000)  # images to find
 ROWS_AT_ONCE = 4_096  # codes whose differences are computed at a time: they fit a core's cache
+MANY = 2_000_000  # codes; an exact search of more takes about a second or longer
 SPARE = 32  # images beyond those wanted whose distances are computed exactly
 DISTANCE = "distance to the image searched for, by the metric of the code"
 FARTHEST = "mean square of the code's dims, in standard deviations: farthest first"
@@ -190,6 +191,8 @@ def search(
         diti.search("runs/model", "a.png", data="data/mine", subset="coarse").files
     """
     number = _number(image, count, odd)
+    if odd is not None and index:
+        raise InputError("--odd looks at every code; leave --index out")
     out = as_path(out, "out")
     picture_kind(out)
     beside = out.with_suffix(".json")
@@ -251,7 +254,8 @@ def _nearest_images(
             return standard(part) @ root
 
     if not by_index:
-        return nearest(codes, place(z)[0], count, place)
+        hint = ("; --index makes further searches of so many faster",) if len(codes) > MANY else ()
+        return replace(nearest(codes, place(z)[0], count, place), told=hint)
     index = open_index(codes, place, f"{encoder_hash(model.encoder)}/{dataset.hash}")
     rows, distances = closest(index, codes, place(z)[0], count, place)
     return Found(rows, distances, DISTANCE, told=(f", {index.recall:.0%} of them by an index",))

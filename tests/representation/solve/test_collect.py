@@ -14,6 +14,7 @@ from diti.representation.solve.collect import (
     MOST_IMAGES,
     PER_REGRESSOR,
     Pass,
+    batches_of,
     collect,
     enough,
     next_mark,
@@ -69,6 +70,20 @@ def test_looks_stand_at_whole_batches():
         assert next_mark(123, scores, 0.05) % BATCH == 0
     close = next_mark(123, [(640, 0.1), (960, 0.1 + 0.5 * 0.0505)], 0.05)
     assert close == 960 + BATCH, "a batch more at least"
+
+
+@pytest.mark.parametrize("images", [1, 64, 700, 3_000, 8 * 512])
+@pytest.mark.parametrize(("processes", "most"), [(1, 64), (2, 512), (3, 256), (8, 256), (16, 4)])
+def test_processes_share_the_images_evenly(images, processes, most):
+    """Also where one batch of a GPU would hold all of them."""
+    shares = [list(batches_of(range(100, 100 + images), most, rank, processes)) for rank in range(processes)]
+    taken = sorted(image for share in shares for batch in share for image in batch)
+    assert taken == list(range(100, 100 + images))
+    assert all(1 <= len(batch) <= most for share in shares for batch in share)
+    counts = [len(share) for share in shares]
+    assert max(counts) - min(counts) <= 1
+    most_taken = max(sum(map(len, share)) for share in shares)
+    assert most_taken <= images / processes + max(counts), "no more than rounding up each batch makes"
 
 
 # ---- The whole pass ----------------------------------------------------------------------------------------

@@ -69,6 +69,22 @@ def test_it_leaves_a_model_with_its_facts(run):
     assert "12 dims in 4 subsets (matched)" in card and "solved in closed form from" in card
 
 
+def test_a_compiled_backbone_is_solved_to_the_same(run, folder, tmp_path, monkeypatch):
+    """Traced by torch's compiler, and run as it is: making code for this machine takes tens of seconds."""
+    traced = []
+    compiled = run_module.compile_networks
+    monkeypatch.setattr("diti.core.loop.COMPILER", "eager")
+    monkeypatch.setattr(
+        run_module, "compile_networks", lambda network: traced.append(network) or compiled(network)
+    )
+    assert main(words(folder, tmp_path / "compiled", "--compile")) == 0
+    (backbone,) = traced
+    assert backbone.unet._compiled_call_impl is not None
+    plain = weights(run)
+    for name, tensor in weights(tmp_path / "compiled").items():
+        torch.testing.assert_close(tensor, plain[name], atol=1e-4 * float(tensor.abs().max()), rtol=0, msg=name)
+
+
 def test_two_methods_share_one_pass(run, folder, monkeypatch):
     """Each is what it would be alone; stopped between the two, the pass is not done again, and it is not kept."""
     config = SolveConfig(

@@ -148,7 +148,7 @@ def test_features_of_reconstructions_are_summed_for_the_first_images_only(tmp_pa
 def test_two_shares_of_a_pass_add_up_to_it(monkeypatch):
     """What each of two processes takes in, added up as they do after each chunk."""
     job, walk = small_pass(), GaussianWalk(Gaussian(Schedule.linear(30, 0.005, 0.3)), "train")
-    monkeypatch.setattr(collecting, "CHUNK", 256)
+    monkeypatch.setattr(collecting, "CHUNK", 128)
     whole = taken(job, 600)
     parts = []
     for rank in (0, 1):
@@ -166,7 +166,7 @@ def test_two_shares_of_a_pass_add_up_to_it(monkeypatch):
         for _ in job.extend(sums, walk, 600, lambda count: None):
             pass
         parts.append(mine)
-    assert [[part.images for part in mine] for mine in parts] == [[128, 128, 64], [128, 128, 24]]
+    assert [[part.images for part in mine] for mine in parts] == [[128, 128, 44], [128, 128, 44]]
     total = job.new_sums()
     for part in (*parts[0], *parts[1]):
         total.add(part)

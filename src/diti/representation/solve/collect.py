@@ -6,6 +6,7 @@ one continues. Notation: S stretches, P pixel axes, E whitened features, D lengt
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from diti.representation.solve.stretches import Stretches
 from diti.representation.solve.sums import Sums
 
 BATCH = 64  # images of one lane at once: what a 32 px U-Net needs for them fits a core's cache
-CHUNK = 512  # images after which processes add up their sums, and a state may be written
+CHUNK = 512  # images of each process after which they add up their sums, and a state may be written
 GROWTH = 1.5  # of the images between two looks at the validation loss
 PER_REGRESSOR = 4  # images per regressor before the first look
 MOST_IMAGES = 60_000
@@ -58,16 +59,15 @@ class Pass:
     def extend(self, sums: Sums, walk: Walk, until: int, advance: Callable[[int], None]) -> Iterator[None]:
         """Take in the images of the walk up to position `until`; yields after every chunk."""
         rank, count = place()
-        most = BATCH if on_host(walk.device) else CHUNK
-        together = min(most, walk.at_once)
+        most = min(BATCH if on_host(walk.device) else CHUNK, walk.at_once)
         while sums.images < until:
-            stop = min(until, sums.images + CHUNK)
+            first = sums.images
+            stop = min(until, first + count * CHUNK)
             alone = count == 1 and on_host(walk.device)
             part = sums if alone else self.new_sums(sums.has_shown, walk.device)
-            first = sums.images
-            for start in range(first + rank * together, stop, count * together):
-                self.take_in(part, walk, start, min(together, stop - start))
-                advance(min(count * together, stop - start))
+            for batch in batches_of(range(first, stop), most, rank, count):
+                self.take_in(part, walk, batch.start, len(batch))
+                advance(min(count * len(batch), stop - batch.start))
             if not alone:
                 sums.add(part.home().over_processes())
                 self.require_finite(sums)
@@ -107,6 +107,13 @@ class Pass:
         axes = self.look.pixel_axes
         for stretch, squares in enumerate(sums.tensors["lost"] / sums.images):
             require_finite(squares, axes.channels * axes.size**2, self.stretches, stretch)
+
+
+def batches_of(images: range, most: int, rank: int, count: int) -> Iterator[range]:
+    """The batches of one of `count` processes: of several all are of about one size, so none waits for long."""
+    rounds = math.ceil(len(images) / (count * most))
+    together = most if count == 1 else math.ceil(len(images) / (count * rounds))
+    return (images[start:][:together] for start in range(rank * together, len(images), count * together))
 
 
 def require_finite(squares: Tensor, pixels: int, stretches: Stretches, stretch: int) -> None:
