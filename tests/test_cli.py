@@ -162,13 +162,13 @@ def test_presets_are_listed(capsys):
 def test_where_nobody_reads_it_ends_quietly(words, streams, code):
     """A closed stream swallows all; a pipe that was left ends the command, as Python's own do."""
     shell = f"{{ sleep 0.5; exec {sys.executable} -m diti {words}; }} {streams}; exit ${{PIPESTATUS[0]}}"
-    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=600)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
 
 
 def test_a_closed_pipe_is_no_traceback():
     shell = f"{sys.executable} -m diti pretrain --help | head -1"
-    result = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=600)
     assert "Traceback" not in result.stderr and result.stdout.startswith("usage: diti pretrain")
 
 
@@ -328,7 +328,7 @@ sys.argv = ["diti", "--help"]
 {more}
 runpy.run_module("diti", run_name="__main__")
 """
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize("module", ["diti.cli", "tyro"])

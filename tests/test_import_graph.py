@@ -26,7 +26,7 @@ PACKAGE = {
 
 def draw(*words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, REPOSITORY / "tools" / "import_graph.py", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture

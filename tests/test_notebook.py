@@ -22,7 +22,7 @@ import nbclient, nbformat
 path, inside = sys.argv[1:]
 notebook = nbformat.read(path, as_version=4)
 resources = {"metadata": {"path": inside}}
-nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()
 nbformat.write(notebook, path)
 """
 WITHOUT_WIDGETS = "import sys; sys.modules['ipywidgets'] = None  # as if it were not installed\n"

@@ -17,7 +17,7 @@ def wheel(tmp_path_factory):
     pytest.importorskip("hatchling", reason="needs hatchling, of the extra dev")
     out = tmp_path_factory.mktemp("dist")
     words = ["-m", "hatchling", "build", "--target", "wheel", "--directory", out]
-    subprocess.run([sys.executable, *words], cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, *words], cwd=REPOSITORY, check=True, capture_output=True, timeout=600)
     (built,) = out.glob("*.whl")
     return built
 

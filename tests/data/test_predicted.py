@@ -179,7 +179,7 @@ label_dataset(*map(Path, sys.argv[1:4]), normalisation="unit")
 
 def run_python(code: str, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ))
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=dict(os.environ))
 
 
 @pytest.mark.parametrize("rename", [1, 2, 3])  # description, table, description

@@ -184,7 +184,7 @@ thread.join()
 def test_whatever_a_script_chose_its_images_are_decoded(tmp_path):
     """Python 3.14 starts processes by a fork server; and few scripts have a guard around what they do."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    ran = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=600)
     complaints = [line for line in ran.stderr.splitlines() if not line.startswith("preparing toyfaces")]
     assert (ran.stdout, complaints) == ("600 0\n", [])
 

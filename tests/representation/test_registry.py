@@ -425,7 +425,7 @@ def test_an_installed_method_is_found_by_its_name_with_settings_of_its_own(insta
         "assert main(['train', '--method', 'wrong', *words]) == 2"
     )
     command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, env=installed, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, env=installed, timeout=600)
     assert result.returncode == 0, result.stderr
     shown = yaml.safe_load(result.stdout)
     assert (shown["method"], shown["own"]) == ("plugged", {"margin": 0.25})

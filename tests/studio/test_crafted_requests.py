@@ -32,7 +32,7 @@ class Studio:
 
     def ask(self, method, path, body=None, headers=()):
         """Status and text of an answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         try:
             connection.request(method, path, body, {"content-type": "application/json", **dict(headers)})
             answer = connection.getresponse()
@@ -184,7 +184,7 @@ def test_nothing_is_left_at_work_when_it_is_closed(world):
     """Not even for a visitor who is still connected."""
     loops, threads = unclosed_loops(), set(threading.enumerate())
     with launched(world, "127.0.0.1", port := free_port(), None):
-        visitor = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        visitor = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         visitor.request("GET", "/gradio_api/heartbeat/somebody")
         visitor.getresponse().read(4)
     visitor.close()
@@ -204,7 +204,7 @@ def test_places_that_browsers_write_otherwise(world, host, port, monkeypatch):
         pytest.skip(f"{host} port {port} is not ours to open: {error}")
     with launched(world, host, port, None) as address:
         assert address == f"http://{'[::1]' if ':' in host else host}:{port}"
-        asked = http.client.HTTPConnection(host, port, timeout=60)
+        asked = http.client.HTTPConnection(host, port, timeout=600)
         asked.request("GET", "/config")
         assert asked.getresponse().status == 200
         asked.close()

@@ -35,7 +35,8 @@ class Meeting:
         self.met = 0
         self._ended = threading.Event()
         own = self.store.clone()  # type: ignore[attr-defined]
-        threading.Thread(target=self._watch, args=(own,), daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, args=(own,), daemon=True)
+        self._watcher.start()
 
     # ---- Waiting ------------------------------------------------------------------------------------------------
 
@@ -86,6 +87,8 @@ class Meeting:
         if not self._ended.is_set():
             self._ended.set()
             self.store.set(f"left/{self.rank}", failed)
+            # An interpreter that ends while a thread of its own is inside the store is aborted by C++.
+            self._watcher.join(FAREWELL_SECONDS[bool(failed)])
             if self.rank == 0:  # the store may end with it, and others may still be reading
                 self._see_others_off(FAREWELL_SECONDS[bool(failed)])
 

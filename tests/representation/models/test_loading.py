@@ -17,7 +17,7 @@ METHOD_FILES = "{name for name in sys.modules if name.startswith('diti.represent
 def method_files_after(code: str) -> set[str]:
     """Which modules of the methods a new interpreter has imported when the code has run."""
     code = f"import sys\n{code}\nprint(*{METHOD_FILES})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
