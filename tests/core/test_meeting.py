@@ -47,7 +47,11 @@ def shared():
     if work != "ends":
         time.sleep(600)
 
+if work == "ends":  # as if its watcher were in the store all the time
+    m._news = lambda *of: time.sleep(1) or ""
 m.leading(shared)
+if work == "ends":
+    print("watched", m.meeting()._watcher.is_alive())
 """
 
 
@@ -79,7 +83,7 @@ def test_no_file_has_another_way_to_wait():
 def test_all_hear_the_first_and_each_other(pair):
     processes, said = pair("ends")
     assert [process.wait(timeout=600) for process in processes] == [0, 0]
-    assert {file.read_text() for file in said} == {"told {'of': '0'} 9000000 10240000 True\n"}
+    assert {file.read_text() for file in said} == {"told {'of': '0'} 9000000 10240000 True\nwatched False\n"}
 
 
 def test_one_that_fails_ends_the_other(pair):
