@@ -6,12 +6,16 @@ picture: what changes one place one can name. It weighs a direction by what it t
 patches instead of pixels, for a mouth is wider than a pixel. What fills the picture, as light does, has no place
 of its own: the few axes that tell most are turned once more, so that codes are spread flat along them, too. Codes
 need not be white: with C the covariance of standardised codes u, C^-½u is, and the axes are found there.
+
+Examples of a thing (`edit/examples.py`) need not name an axis. For them two whole bases are kept: one of places, of
+which each direction weighs alike, for what changes one place a little; and one of independent codes, where there
+is such a thing.
 Notation: N images, S side of small images in px, D length of z, K axes, k subsets.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -32,8 +36,10 @@ VISIBLE = 0.08  # change of a pixel, of its whole range, that a person notices
 FEWEST, MOST = 8, 96  # axes, as far as z has as many dims
 LEADING = 12  # axes that are turned once more
 FLAT = 3.0  # what their flatness counts there, that of two heaps being 1, as all of varimax is at most
-TWO_HEAPS = 0.0592  # E log cosh of ±1 above that of a normal distribution: .4338 - .3746
+NORMAL = 0.37457  # E log cosh of a normal distribution
+TWO_HEAPS = 0.0592  # E log cosh of ±1 above that
 STEPS, TOLERANCE = 300, 1e-6  # of varimax
+FLAT_STEPS = 150  # of independent codes
 PENALTY = 1e-3  # added to the covariance of codes, of their mean variance: for fewer images than dims
 
 
@@ -46,6 +52,9 @@ class Axes:
     visibility: Tensor  # (K,) root mean square change of the pixels by one deviation, as a share of their range
     told: Tensor  # (K,) share of what z tells of the features
     subsets: Tensor  # (K, k) where it lives: share of its squared length by subset, z in its own deviations
+    bases: Tensor = field(
+        default_factory=lambda: torch.zeros(0)
+    )  # (1 or 2, D, D) readings; of earlier versions none
 
     def __len__(self) -> int:
         return len(self.directions)
@@ -71,6 +80,7 @@ def visible_axes(metric: Tensor, u: Tensor, images: Tensor, partition: Partition
     turn = varimax(loadings, PLACE)
     lead = (told @ turn.square()).argsort(descending=True)[:LEADING]
     turn[:, lead] @= varimax(_turned(loadings, turn[:, lead]), PLACE, u @ readings @ turn[:, lead])
+    whole = [varimax(pixels / spread, PLACE), *independent(u @ readings, turn)]
     pixels = _turned(pixels, turn)
     order = _most_visible(pixels)
     turn, pixels = turn[:, order], pixels[order]
@@ -82,6 +92,7 @@ def visible_axes(metric: Tensor, u: Tensor, images: Tensor, partition: Partition
         visibility=pixels.square().mean((1, 2, 3)).sqrt().float(),
         told=(told @ turn.square() / told.sum()).float(),
         subsets=(torch.stack(lives, 1) / squares.sum(0)[:, None]).float(),
+        bases=torch.stack([((readings @ basis).T / std.double()).float() for basis in whole]),
     )
 
 
@@ -127,6 +138,27 @@ def varimax(pixels: Tensor, place: float = 0.0, codes: Tensor | None = None) -> 
     return rotation
 
 
+def independent(codes: Tensor, start: Tensor) -> list[Tensor]:
+    """[(D, D) rotation] that makes white codes (N, D) flat along each direction, from another one; [] where none is.
+
+    Found in every other image: where the codes of the rest are not flatter than normal, it was only chance.
+    """
+    found, rest = codes[::2], codes[1::2]
+    rotation = start
+    for _ in range(FLAT_STEPS):
+        u, _, v = torch.linalg.svd(
+            found.T @ (found @ rotation).tanh()
+        )  # the tangent of the convex mean of log cosh
+        rotation = u @ v
+    return [rotation] if len(rest) and flatness(rest @ rotation) > 0 else []
+
+
+def flatness(codes: Tensor) -> float:
+    """Mean over directions, of white codes (N, K): 0 where they are normal, 1 where in two heaps, below 0 with tails."""
+    log_cosh = torch.logaddexp(codes, -codes).mean() - torch.tensor(2.0).log()
+    return (float(log_cosh) - NORMAL) / TWO_HEAPS
+
+
 def _turned(pixels: Tensor, turn: Tensor) -> Tensor:
     """(K, C, H, W) what axes change that are turned (D, K) out of D others, pixels (D, C, H, W)."""
     return torch.einsum("dk,dchw->kchw", turn, pixels)
@@ -160,7 +192,9 @@ def _most_visible(pixels: Tensor) -> Tensor:
 
 def write_axes(axes: Axes, path: Path) -> None:
     """Replace the axes of a model folder, or those kept elsewhere."""
-    tensors = {field.name: getattr(axes, field.name).contiguous() for field in fields(axes)}
+    tensors = {part.name: getattr(axes, part.name).contiguous() for part in fields(axes)}
+    if not len(axes.bases):
+        del tensors["bases"]
     require_finite(tensors, "the axes of z")
     with atomic_path(path) as temporary:
         save_file(tensors, temporary)
@@ -176,6 +210,8 @@ def read_axes(path: Path, partition: Partition) -> Axes | None:
         ("directions", "readings"), (count, dims)
     )
     expected["subsets"] = (count, partition.subsets)
+    if "bases" in tensors:
+        expected["bases"] = (min(max(len(tensors["bases"]), 1), 2), dims, dims)
     if not count or {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise InputError(f"{path} holds {shapes}; expected axes of {dims} dims; delete it: explore makes it again")
