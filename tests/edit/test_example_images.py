@@ -36,7 +36,7 @@ def cosine(a, b):
 
 
 def test_the_regression_is_that_of_a_slow_loop():
-    """The posterior of the weights by the inverse of its precision, and the evidence as the density of the sides."""
+    """The posterior of the weights by the inverse of its precision, the evidence as the density of the sides."""
     rng = np.random.default_rng(0)
     places, side, prior = rng.normal(size=(6, 9)), np.repeat([1.0, -1.0], [4, 2]), rng.uniform(0.1, 1, 9)
     variance, total = prior / prior.sum(), 0

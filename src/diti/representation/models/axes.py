@@ -7,9 +7,8 @@ patches instead of pixels, for a mouth is wider than a pixel. What fills the pic
 of its own: the few axes that tell most are turned once more, so that codes are spread flat along them, too. Codes
 need not be white: with C the covariance of standardised codes u, C^-½u is, and the axes are found there.
 
-Examples of a thing (`edit/examples.py`) need not name an axis. For them two whole bases are kept: one of places, of
-which each direction weighs alike, for what changes one place a little; and one of independent codes, where there
-is such a thing.
+For examples of a thing (`edit/examples.py`) two whole bases are kept beside the axes: one of places, in which all
+directions weigh alike, for what changes one place a little; and one of independent codes, where there is one.
 Notation: N images, S side of small images in px, D length of z, K axes, k subsets.
 """
 
@@ -52,9 +51,8 @@ class Axes:
     visibility: Tensor  # (K,) root mean square change of the pixels by one deviation, as a share of their range
     told: Tensor  # (K,) share of what z tells of the features
     subsets: Tensor  # (K, k) where it lives: share of its squared length by subset, z in its own deviations
-    bases: Tensor = field(
-        default_factory=lambda: torch.zeros(0)
-    )  # (1 or 2, D, D) readings; of earlier versions none
+    # (1 or 2, D, D) readings of bases for examples, see there; axes of earlier versions have none
+    bases: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def __len__(self) -> int:
         return len(self.directions)
@@ -139,22 +137,20 @@ def varimax(pixels: Tensor, place: float = 0.0, codes: Tensor | None = None) -> 
 
 
 def independent(codes: Tensor, start: Tensor) -> list[Tensor]:
-    """[(D, D) rotation] that makes white codes (N, D) flat along each direction, from another one; [] where none is.
+    """[(D, D) rotation] that makes white codes (N, D) flat along each direction, from `start`; [] where none is.
 
     Found in every other image: where the codes of the rest are not flatter than normal, it was only chance.
     """
     found, rest = codes[::2], codes[1::2]
     rotation = start
-    for _ in range(FLAT_STEPS):
-        u, _, v = torch.linalg.svd(
-            found.T @ (found @ rotation).tanh()
-        )  # the tangent of the convex mean of log cosh
+    for _ in range(FLAT_STEPS):  # the mean of log cosh is convex; each step maximises its tangent
+        u, _, v = torch.linalg.svd(found.T @ (found @ rotation).tanh())
         rotation = u @ v
     return [rotation] if len(rest) and flatness(rest @ rotation) > 0 else []
 
 
 def flatness(codes: Tensor) -> float:
-    """Mean over directions, of white codes (N, K): 0 where they are normal, 1 where in two heaps, below 0 with tails."""
+    """Mean over directions, of white codes (N, K): 0 where normal, 1 where in two heaps, below 0 with tails."""
     log_cosh = torch.logaddexp(codes, -codes).mean() - torch.tensor(2.0).log()
     return (float(log_cosh) - NORMAL) / TWO_HEAPS
 
