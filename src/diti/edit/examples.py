@@ -26,9 +26,9 @@ from diti.representation.models.model import Model
 
 METHOD, PAIRS = "examples", "pairs"
 NOISE = 1.0  # variance of an example's side, 1 or -1, that the axes do not explain
-POWER = (
-    -0.25
-)  # of what an axis tells of the features: what is large comes along by chance, so the small goes first
+# Of what an axis tells of the features, where codes are independent: what is large comes along by chance, so that
+# the small goes first. In photographs, where they are not, large and small are alike.
+POWER = -0.25
 UNTURNED = 0.5  # the same for eigenvectors of the metric, of which the small ones hold noise
 ROUNDS = 20  # of the regression
 FOLDS = 8  # parts of the examples that are left out in turn
@@ -113,8 +113,9 @@ def bases_of(model: Model, std: np.ndarray) -> list[Basis]:
         directions, readings = (a.double().numpy().T for a in (axes.directions, axes.readings))
         found.append((directions / std[:, None], readings * std[:, None]))
     metric = np.eye(model.dims) if metric is None else metric
-    told = [np.einsum("dk,de,ek->k", d, metric, d) for d, _ in found]
-    return [Basis(*basis, t.clip(min=1e-6 * t.mean()) ** POWER) for basis, t in zip(found, told, strict=True)]
+    lengths = [np.einsum("dk,de,ek->k", d, metric, d) for d, _ in found]
+    power = POWER if len(found) > 2 else 0.0
+    return [Basis(*basis, t.clip(min=1e-6 * t.mean()) ** power) for basis, t in zip(found, lengths, strict=True)]
 
 
 def regression(bases: Sequence[Basis], has: np.ndarray, lacks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -202,7 +202,7 @@ def read_axes(path: Path, partition: Partition) -> Axes | None:
         return None
     tensors, dims = read_safetensors(path), partition.dims
     count = len(tensors["directions"]) if "directions" in tensors and tensors["directions"].ndim else 0
-    expected = dict.fromkeys(("visibility", "told"), (count,)) | dict.fromkeys(
+    expected: dict[str, tuple[int, ...]] = dict.fromkeys(("visibility", "told"), (count,)) | dict.fromkeys(
         ("directions", "readings"), (count, dims)
     )
     expected["subsets"] = (count, partition.subsets)
