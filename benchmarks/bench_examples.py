@@ -65,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> None:
     began = time.perf_counter()
     study = new_study(options)
     names = spread_over(study.learnable(), options.attributes)
-    runs = 1 + (len(METHODS) + options.pairs) * len(options.sizes) * options.draws
+    runs = 1 + (len(options.methods) + options.pairs) * len(options.sizes) * options.draws
     sizes = len(study.rows), len(names), study.options.sampling_steps
     before = editing_steps(study.model, sizes[0], 0, sizes[2])
     steps = before + runs * (editing_steps(study.model, *sizes) - before)
@@ -102,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--paper-scale", type=float, help="the paper's s instead: the code moves by s √D deviations"
     )
+    found.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     found.add_argument("--sampling-steps", type=int, default=15)
     found.add_argument("--classifier-images", type=int, default=IMAGES, help="length of its training")
     found.add_argument("--out", type=Path, default=Path("runs/bench-examples.json"))
@@ -134,8 +135,9 @@ def planned(
     axes_of(study.model, study.dataset)
     for size in options.sizes:
         for draw in range(options.draws):
-            for method, make in METHODS.items():
-                yield f"{size}, {method}", [from_examples(study, name, size, draw, make) for name in names]
+            for method in options.methods:
+                made = [from_examples(study, name, size, draw, METHODS[method]) for name in names]
+                yield f"{size}, {method}", made
             if options.pairs:
                 yield f"{size}, pairs", [from_pairs(study, name, size, draw) for name in names]
 

@@ -6,13 +6,25 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import multivariate_normal
 
 from diti.cli import main
 from diti.core.errors import InputError
 from diti.core.images import to_float
 from diti.data import toyfaces
 from diti.edit.direction_files import direction_path, load_direction
-from diti.edit.examples import NOISE, ROUNDS, basis_of, example_direction, pair_direction, relevant_axes
+from diti.edit.examples import (
+    NOISE,
+    POWER,
+    ROUNDS,
+    UNTURNED,
+    Basis,
+    bases_of,
+    example_direction,
+    pair_direction,
+    regression,
+    relevant_axes,
+)
 from diti.edit.manipulate import manipulate
 from diti.representation.models.axes import Axes
 from diti.representation.models.loading import load
@@ -24,16 +36,19 @@ def cosine(a, b):
 
 
 def test_the_regression_is_that_of_a_slow_loop():
-    """The posterior of the weights by the inverse of its precision, instead of by that of the examples."""
+    """The posterior of the weights by the inverse of its precision, the evidence as the density of the sides."""
     rng = np.random.default_rng(0)
     places, side, prior = rng.normal(size=(6, 9)), np.repeat([1.0, -1.0], [4, 2]), rng.uniform(0.1, 1, 9)
     variance, total = prior / prior.sum(), 0
     for _ in range(ROUNDS):
+        density = multivariate_normal(cov=places @ np.diag(variance) @ places.T + NOISE * np.eye(6))
         covariance = np.linalg.inv(places.T @ places / NOISE + np.diag(1 / variance))
         weight = covariance @ places.T @ side / NOISE
         variance = np.array([weight[j] ** 2 + covariance[j, j] for j in range(9)])
         total += weight / ROUNDS
-    np.testing.assert_allclose(relevant_axes(places, side, prior), total, rtol=1e-6)
+    found, evidence = relevant_axes(places, side, prior)
+    np.testing.assert_allclose(found, total, rtol=1e-6)
+    assert evidence == pytest.approx(density.logpdf(side) + 3 * np.log(2 * np.pi))
 
 
 def drawn(truth, rng, count=8):
@@ -52,29 +67,53 @@ def test_where_axes_or_their_metric_are_known_eight_examples_find_the_direction(
         told = np.where(np.arange(64) < 8, 1.0, 1.0 if known == "axes" else 1e-4)
         has, lacks = drawn(truth, rng)
         places = np.concatenate([has, lacks]) @ axes
-        found.append(cosine(axes @ relevant_axes(places, np.repeat([1.0, -1.0], 8), told), truth))
+        found.append(cosine(axes @ relevant_axes(places, np.repeat([1.0, -1.0], 8), told)[0], truth))
         plain.append(cosine(has.mean(0) - lacks.mean(0), truth))
     assert np.mean(plain) < 0.5 and np.mean(found) > np.mean(plain) + 0.25
 
 
-def test_the_basis_is_that_of_the_axes_else_of_the_metric_else_of_z(model):
+def test_the_basis_that_explains_the_examples_counts_most():
+    """The wanted direction is a column of one of two bases: the other is hardly heard."""
+    rng, found, other = np.random.default_rng(2), [], []
+    for _ in range(10):
+        bases = [Basis(axes, axes, np.ones(64)) for axes in np.linalg.qr(rng.normal(size=(2, 64, 64)))[0]]
+        has, lacks = drawn(bases[0].directions[:, 0], rng)
+        weight, heading = regression(bases, has, lacks)
+        np.testing.assert_array_equal(weight, heading)
+        found.append(cosine(weight, bases[0].directions[:, 0]))
+        other.append(cosine(regression(bases[1:], has, lacks)[0], bases[0].directions[:, 0]))
+    assert np.mean(found) > 0.8 and np.mean(found) > np.mean(other) + 0.2
+
+
+def test_the_bases_are_the_axes_and_those_for_examples_else_the_metric_else_z(model):
     rng, std = torch.Generator().manual_seed(0), torch.full((model.dims,), 2.0)
     directions, readings = torch.randn(2, 3, model.dims, generator=rng)
     shares = torch.ones(3, model.partition.subsets) / model.partition.subsets
     axes = Axes(directions, readings, torch.ones(3), torch.tensor([0.5, 0.3, 0.2]), shares)
-    z = torch.randn(5, model.dims, generator=rng)
-    with_axes = replace(model)
-    with_axes.axes = axes
-    basis = basis_of(with_axes, std.numpy())
+    z, metric = torch.randn(5, model.dims, generator=rng), torch.diag(torch.arange(1.0, 1 + model.dims))
+    metric[0, 1] = metric[1, 0] = 0.5
+    model = replace(model, metric=metric)
+    model.axes = axes
+    (basis,) = bases_of(model, std.numpy())
     np.testing.assert_allclose((z / std).numpy() @ basis.readings, axes.places(z, torch.zeros(())), atol=1e-5)
     np.testing.assert_allclose(basis.directions.T * std.numpy(), directions, rtol=1e-6)
-    metric = torch.diag(torch.arange(1.0, 1 + model.dims))
-    metric[0, 1] = metric[1, 0] = 0.5
-    basis = basis_of(replace(model, metric=metric), std.numpy())
-    np.testing.assert_allclose(basis.directions * basis.told @ basis.readings.T, metric, atol=1e-5)
-    np.testing.assert_array_equal(
-        basis_of(replace(model, metric=None), std.numpy()).directions, np.eye(model.dims)
-    )
+    told = np.array([float(d / 2 @ metric @ d / 2) for d in directions])
+    np.testing.assert_array_equal(basis.prior, np.ones(3))
+    whole = torch.randn(2, model.dims, model.dims, generator=rng)
+    for count, of_all in ((1, 1), (2, 3)):
+        model.axes = replace(axes, bases=whole[:count])
+        bases = bases_of(model, std.numpy())
+        assert len(bases) == of_all
+        for part, basis in zip(whole, bases[:count], strict=False):
+            np.testing.assert_allclose((z / std).numpy() @ basis.readings, z @ part.T, atol=1e-4)
+            np.testing.assert_allclose(basis.readings.T @ basis.directions, np.eye(model.dims), atol=1e-6)
+    np.testing.assert_allclose(bases[-1].prior, told**POWER, rtol=1e-5)
+    model.axes = None
+    (basis,) = bases_of(model, std.numpy())
+    told = basis.prior ** (1 / UNTURNED)
+    np.testing.assert_allclose(basis.directions * told @ basis.readings.T, metric, atol=1e-5)
+    (basis,) = bases_of(replace(model, metric=None), std.numpy())
+    np.testing.assert_array_equal(basis.directions, np.eye(model.dims))
 
 
 @pytest.fixture

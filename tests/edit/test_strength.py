@@ -16,8 +16,8 @@ from diti.diffusion.files import locate
 from diti.edit.compose import push
 from diti.edit.direction_files import kept_direction, kept_names, load_direction, save_direction
 from diti.edit.directions import fit_direction, pattern_of
-from diti.edit.examples import example_direction, pair_direction
-from diti.edit.strength import estimated_difference, examples_difference, usual_difference
+from diti.edit.examples import LEAST, MOST, UNASKED, example_direction, pair_direction
+from diti.edit.strength import estimated_difference, usual_difference
 from diti.representation.models.loading import load
 
 COUNT, DIMS = 4_000, 12
@@ -112,21 +112,35 @@ def test_two_normal_heaps_are_as_far_apart_as_estimated():
     assert found == pytest.approx(weight @ apart)
 
 
-def test_examples_count_their_own_difference_but_not_what_chance_gives(model):
+def test_examples_count_what_those_left_out_show(model):
+    """Five a side whose means are known: each is left out in turn, and read along the direction of the others."""
     rng = torch.Generator().manual_seed(0)
     mean, std = model.statistics()
     has, lacks = (torch.randn(5, DIMS, generator=rng) * std + mean + s * std for s in (1, -1))
     pairs = pair_direction(model, "it", has, lacks)
     torch.testing.assert_close(push(lacks, pairs, 1.0).mean(0), has.mean(0), atol=1e-5, rtol=1e-5)
     found = example_direction(model, "it", has, lacks)
-    step = push(lacks, found, 1.0) - lacks
-    reads = found.weight / std.numpy()
-    apart = float((has.mean(0) - lacks.mean(0)).numpy() @ reads)
-    usual = 2 * float(found.weight @ found.pattern) ** 0.5
-    assert float(step[0].numpy() @ reads) == pytest.approx(min(apart, usual), rel=1e-4)
-    weight, response = np.array([1.0, 0]), np.array([4.0, 0])
-    assert examples_difference(weight, response, np.array([[3.0, 9]]), np.array([[1.0, 0]])) == 2
-    assert examples_difference(weight, response, np.array([[30.0, 9]]), np.zeros((0, 2))) == 2 * 2
+    step, apart = push(lacks, found, 1.0) - lacks, 0.0
+    for out in range(5):
+        kept = [i for i in range(5) if i != out]
+        part = example_direction(model, "it", has[kept], lacks[kept])
+        reads = part.weight / std.numpy()
+        apart += float((has[out] - lacks[out]).numpy() @ reads) / float(part.weight @ part.pattern) ** 0.5 / 5
+    told = float(step[0].numpy() @ (found.weight / std.numpy())) / float(found.weight @ found.pattern) ** 0.5
+    assert told == pytest.approx(min(max(apart, LEAST), MOST), rel=1e-4)
+
+
+@pytest.mark.parametrize("has, lacks, deviations", [(1, 1, UNASKED), (1, 0, UNASKED), (4, 4, LEAST)])
+def test_examples_that_tell_nothing_make_a_small_step(model, has, lacks, deviations):
+    rng, (mean, std) = torch.Generator().manual_seed(7), model.statistics()
+    codes = torch.randn(8, DIMS, generator=rng) * std + mean
+    like, unlike = codes[:has], codes[has : has + lacks]
+    if has == 4:  # each side has what the other has
+        like, unlike = codes[:4], codes[:4] + 1e-3 * codes[4:]
+    found = example_direction(model, "it", like, unlike)
+    reads = found.weight / std.numpy() / float(found.weight @ found.pattern) ** 0.5
+    step = push(codes[:1], found, 1.0) - codes[:1]
+    assert float(step[0].numpy() @ reads) == pytest.approx(deviations, rel=1e-3)
 
 
 def test_the_directions_in_the_box_know_their_unit():

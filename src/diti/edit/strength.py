@@ -6,7 +6,7 @@ goes. A step of strength 1 along any heading moves the reading by the usual diff
     binary        the mean of the reading over training images with the attribute, less that over those without
     continuous    one standard deviation of the attribute, which the reading predicts
     axis, dim     one standard deviation of it
-    examples      the mean of the reading over the examples, less that over the others (see `examples.py`)
+    examples      as far apart as the two sides lie when they are left out (see `examples.py`)
 
 Notation: N images, D dims of z, u standardised codes, Σ their covariance.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 PAPER_SCALE = 0.3  # s of the authors, PDAE and Diff-AE
-FEW = 2.0  # standard deviations of all images: as far apart as the two halves of any data can be
+FEW = 2.0  # deviations, of examples in files of earlier versions: as far apart as the two halves of data can be
 
 
 def usual_difference(scores: np.ndarray, y: np.ndarray, binary: bool) -> float:
@@ -24,17 +24,6 @@ def usual_difference(scores: np.ndarray, y: np.ndarray, binary: bool) -> float:
     if not binary:
         return float(np.nanstd(y))
     return float(scores[y > 0.5].mean() - scores[y <= 0.5].mean())
-
-
-def examples_difference(weight: np.ndarray, response: np.ndarray, has: np.ndarray, lacks: np.ndarray) -> float:
-    """The same for scores u·w of a few examples u (P, D), (Q, D), Σw being the response.
-
-    What a few examples share by chance counts as if it were meant. So it is at most FEW deviations of the scores;
-    and just that where, in a part of the code, they do not lie apart.
-    """
-    apart = float(has.mean(0) @ weight - (lacks.mean(0) @ weight if len(lacks) else 0.0))
-    most = FEW * max(float(weight @ response), 0.0) ** 0.5
-    return min(apart, most) if apart > 0 else most
 
 
 def estimated_difference(

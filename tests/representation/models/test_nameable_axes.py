@@ -10,7 +10,16 @@ import diti
 from diti.core.errors import InputError
 from diti.representation.found_axes import axes_of, axes_over, find_key
 from diti.representation.models import axes as axes_module
-from diti.representation.models.axes import AXES, Axes, read_axes, varimax, visible_axes, white_basis
+from diti.representation.models.axes import (
+    AXES,
+    Axes,
+    flatness,
+    independent,
+    read_axes,
+    varimax,
+    visible_axes,
+    white_basis,
+)
 from diti.representation.models.axis_names import AxisName
 from diti.representation.models.metric import regressed_metric
 from diti.representation.partition import Partition
@@ -149,6 +158,28 @@ def test_a_folder_of_an_earlier_version_gets_them_when_they_are_needed(solved_fo
     assert find_key(other, "a01") == ("a1", 1.0)
 
 
+def test_independent_codes_are_found_where_there_are_any():
+    """Coins thrown at random and turned: each is found again; of normal codes there is no such basis."""
+    rng = torch.Generator().manual_seed(3)
+    turn, start = (torch.linalg.qr(drawn(rng, 6, 6))[0] for _ in range(2))
+    coins, normal = drawn(rng, 4000, 6).sign(), drawn(rng, 4000, 6)
+    (found,) = independent(coins @ turn.T, start)
+    assert (turn.T @ found).abs().amax(0).min() > 0.99
+    torch.testing.assert_close(found.T @ found, torch.eye(6, dtype=torch.float64))
+    assert independent(drawn(rng, 400, 60), torch.eye(60, dtype=torch.float64)) == []
+    assert flatness(coins) == pytest.approx(1, abs=0.01) and flatness(normal) == pytest.approx(0, abs=0.05)
+
+
+def test_axes_of_an_earlier_version_have_no_bases(solved_folder):
+    kept = load_file(solved_folder / AXES)
+    assert kept["bases"].shape[1:] == (12, 12) and len(kept["bases"]) in (1, 2)
+    save_file({name: tensor for name, tensor in kept.items() if name != "bases"}, solved_folder / AXES)
+    model = diti.load(solved_folder)
+    assert len(model.axes.bases) == 0
+    model.save(solved_folder)
+    assert "bases" not in load_file(solved_folder / AXES)
+
+
 def test_axes_survive_saving(solved_folder, tmp_path):
     model = diti.load(solved_folder)
     model.save(tmp_path / "copy")
@@ -157,7 +188,9 @@ def test_axes_survive_saving(solved_folder, tmp_path):
         assert torch.equal(getattr(again, field.name), getattr(model.axes, field.name))
 
 
-@pytest.mark.parametrize("change, shape", [("directions", (3, 3)), ("told", (2,)), ("more", (2,))])
+@pytest.mark.parametrize(
+    "change, shape", [("directions", (3, 3)), ("told", (2,)), ("more", (2,)), ("bases", (2, 3, 3))]
+)
 def test_axes_of_another_shape_are_refused(solved_folder, change, shape):
     save_file(load_file(solved_folder / AXES) | {change: torch.ones(shape)}, solved_folder / AXES)
     with pytest.raises(InputError, match=r"axes\.safetensors holds .*expected axes of 12 dims; delete it"):

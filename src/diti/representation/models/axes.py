@@ -6,12 +6,15 @@ picture: what changes one place one can name. It weighs a direction by what it t
 patches instead of pixels, for a mouth is wider than a pixel. What fills the picture, as light does, has no place
 of its own: the few axes that tell most are turned once more, so that codes are spread flat along them, too. Codes
 need not be white: with C the covariance of standardised codes u, C^-½u is, and the axes are found there.
+
+For examples of a thing (`edit/examples.py`) two whole bases are kept beside the axes: one of places, in which all
+directions weigh alike, for what changes one place a little; and one of independent codes, where there is one.
 Notation: N images, S side of small images in px, D length of z, K axes, k subsets.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -32,8 +35,10 @@ VISIBLE = 0.08  # change of a pixel, of its whole range, that a person notices
 FEWEST, MOST = 8, 96  # axes, as far as z has as many dims
 LEADING = 12  # axes that are turned once more
 FLAT = 3.0  # what their flatness counts there, that of two heaps being 1, as all of varimax is at most
-TWO_HEAPS = 0.0592  # E log cosh of ±1 above that of a normal distribution: .4338 - .3746
+NORMAL = 0.37457  # E log cosh of a normal distribution
+TWO_HEAPS = 0.0592  # E log cosh of ±1 above that
 STEPS, TOLERANCE = 300, 1e-6  # of varimax
+FLAT_STEPS = 150  # of independent codes
 PENALTY = 1e-3  # added to the covariance of codes, of their mean variance: for fewer images than dims
 
 
@@ -46,6 +51,8 @@ class Axes:
     visibility: Tensor  # (K,) root mean square change of the pixels by one deviation, as a share of their range
     told: Tensor  # (K,) share of what z tells of the features
     subsets: Tensor  # (K, k) where it lives: share of its squared length by subset, z in its own deviations
+    # (1 or 2, D, D) readings of bases for examples, see there; axes of earlier versions have none
+    bases: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def __len__(self) -> int:
         return len(self.directions)
@@ -71,6 +78,7 @@ def visible_axes(metric: Tensor, u: Tensor, images: Tensor, partition: Partition
     turn = varimax(loadings, PLACE)
     lead = (told @ turn.square()).argsort(descending=True)[:LEADING]
     turn[:, lead] @= varimax(_turned(loadings, turn[:, lead]), PLACE, u @ readings @ turn[:, lead])
+    whole = [varimax(pixels / spread, PLACE), *independent(u @ readings, turn)]
     pixels = _turned(pixels, turn)
     order = _most_visible(pixels)
     turn, pixels = turn[:, order], pixels[order]
@@ -82,6 +90,7 @@ def visible_axes(metric: Tensor, u: Tensor, images: Tensor, partition: Partition
         visibility=pixels.square().mean((1, 2, 3)).sqrt().float(),
         told=(told @ turn.square() / told.sum()).float(),
         subsets=(torch.stack(lives, 1) / squares.sum(0)[:, None]).float(),
+        bases=torch.stack([((readings @ basis).T / std.double()).float() for basis in whole]),
     )
 
 
@@ -127,6 +136,25 @@ def varimax(pixels: Tensor, place: float = 0.0, codes: Tensor | None = None) -> 
     return rotation
 
 
+def independent(codes: Tensor, start: Tensor) -> list[Tensor]:
+    """[(D, D) rotation] that makes white codes (N, D) flat along each direction, from `start`; [] where none is.
+
+    Found in every other image: where the codes of the rest are not flatter than normal, it was only chance.
+    """
+    found, rest = codes[::2], codes[1::2]
+    rotation = start
+    for _ in range(FLAT_STEPS):  # the mean of log cosh is convex; each step maximises its tangent
+        u, _, v = torch.linalg.svd(found.T @ (found @ rotation).tanh())
+        rotation = u @ v
+    return [rotation] if len(rest) and flatness(rest @ rotation) > 0 else []
+
+
+def flatness(codes: Tensor) -> float:
+    """Mean over directions, of white codes (N, K): 0 where normal, 1 where in two heaps, below 0 with tails."""
+    log_cosh = torch.logaddexp(codes, -codes).mean() - torch.tensor(2.0).log()
+    return (float(log_cosh) - NORMAL) / TWO_HEAPS
+
+
 def _turned(pixels: Tensor, turn: Tensor) -> Tensor:
     """(K, C, H, W) what axes change that are turned (D, K) out of D others, pixels (D, C, H, W)."""
     return torch.einsum("dk,dchw->kchw", turn, pixels)
@@ -160,7 +188,9 @@ def _most_visible(pixels: Tensor) -> Tensor:
 
 def write_axes(axes: Axes, path: Path) -> None:
     """Replace the axes of a model folder, or those kept elsewhere."""
-    tensors = {field.name: getattr(axes, field.name).contiguous() for field in fields(axes)}
+    tensors = {part.name: getattr(axes, part.name).contiguous() for part in fields(axes)}
+    if not len(axes.bases):
+        del tensors["bases"]
     require_finite(tensors, "the axes of z")
     with atomic_path(path) as temporary:
         save_file(tensors, temporary)
@@ -172,10 +202,12 @@ def read_axes(path: Path, partition: Partition) -> Axes | None:
         return None
     tensors, dims = read_safetensors(path), partition.dims
     count = len(tensors["directions"]) if "directions" in tensors and tensors["directions"].ndim else 0
-    expected = dict.fromkeys(("visibility", "told"), (count,)) | dict.fromkeys(
+    expected: dict[str, tuple[int, ...]] = dict.fromkeys(("visibility", "told"), (count,)) | dict.fromkeys(
         ("directions", "readings"), (count, dims)
     )
     expected["subsets"] = (count, partition.subsets)
+    if "bases" in tensors:
+        expected["bases"] = (min(max(len(tensors["bases"]), 1), 2), dims, dims)
     if not count or {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise InputError(f"{path} holds {shapes}; expected axes of {dims} dims; delete it: explore makes it again")
