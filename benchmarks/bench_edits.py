@@ -4,7 +4,8 @@
 toy faces and judges edits with a classifier of pixels. For the tables of docs/results.md, models as folders:
 
     python -m benchmarks.bench_edits runs/faces/diti runs/faces/pdae --data data/faces64 \\
-        --judge "judge/bin/python tools/judge_faces.py" --fixed background_light,background_blue
+        --judge "judge/bin/python tools/judge_faces.py" --fixed background_light,background_blue \\
+        --identity "identity/bin/python tools/identify_faces.py"
 
 Rows of each model: as before, the pattern of 32 dims at the paper's s of 0.3; the conditional pattern as it is
 learned; the same tried on pictures, which is the default: followed by its gain, in its place. A model that only
@@ -45,8 +46,8 @@ from diti.measure.counterfactual_scores import (
     strengths_of,
 )
 from diti.measure.counterfactuals import CounterfactualOptions, EditStudy, check_data, spread_over
-from diti.measure.judge import judged_by
-from diti.measure.moves import Moves, check_named
+from diti.measure.judge import Embed, judged_by, recognised_by
+from diti.measure.moves import Moves, check_named, likeness, strangers
 from diti.probes.scores import mean_over_attributes
 from diti.representation.models.loading import load_with_decoder
 
@@ -56,7 +57,7 @@ METHODS: dict[str, dict[str, Any]] = {  # of the models that are solved where no
     "features": {"method": "pdae", "features_weight": 1_000.0},  # in effect principal components, with a linear g
 }
 DATA, BACKBONE, SOLVED = "toyfaces:4000", "toyfaces32", Path("runs/bench-edits")
-TITLES = ("change, sd", "leakage per change", "fixed, sd", "found", "least of asked", "pixels")
+TITLES = ("change, sd", "leakage per change", "fixed, sd", "found", "least of asked", "pixels", "same face")
 
 
 @dataclass(frozen=True)
@@ -80,16 +81,19 @@ def main(words: Sequence[str] | None = None) -> None:
         else train_classifier(dataset, images=options.classifier_images)
     )
     check_named("--fixed", options.fixed, [trait.name for trait in classifier.traits if trait.readable])
+    identity = recognised_by(options.identity) if options.identity else None
     print(f"| model | direction | {' | '.join(TITLES)} |\n|{' --- |' * (len(TITLES) + 2)}")
     records = []
     for model in models:
         began = time.perf_counter()
-        for record in judged_rows(str(model), dataset, classifier, options):
+        for record in judged_rows(str(model), dataset, classifier, options, identity):
             cells = ("–" if record[title] is None else f"{record[title]:.3f}" for title in TITLES)
             print(f"| {Path(model).name} | {record['row']} | {' | '.join(cells)} |", flush=True)
             records.append({"model": str(model), **record})
-        print(f"# {model}: {time.perf_counter() - began:,.0f} s", flush=True)
+        others = "" if records[-1]["strangers"] is None else f"; different faces: {records[-1]['strangers']:.3f}"
+        print(f"# {model}: {time.perf_counter() - began:,.0f} s{others}", flush=True)
     settings = {"faces": options.faces, "scale": options.scale, "fixed": list(options.fixed), **judged}
+    settings |= {"sampling_steps": options.sampling_steps, "identity": options.identity}
     write_json(options.out, {"settings": settings, "data": options.data, "rows": records, "versions": versions()})
 
 
@@ -107,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--fixed", type=lambda text: tuple(text.split(",")), default=(), help="readings that should stay"
     )
+    found.add_argument("--identity", help="program whose numbers say who a face is: their cosine is told")
     found.add_argument("--sampling-steps", type=int, default=25)
     found.add_argument("--out", type=Path, default=Path("runs/bench-edits.json"))
     return found
@@ -121,7 +126,11 @@ def solved() -> list[Path]:
 
 
 def judged_rows(
-    source: str, dataset: diti.Dataset, classifier: AttributeClassifier, options: argparse.Namespace
+    source: str,
+    dataset: diti.Dataset,
+    classifier: AttributeClassifier,
+    options: argparse.Namespace,
+    identity: Embed | None,
 ) -> Iterator[dict[str, Any]]:
     """A record per row of a model."""
     model = load_with_decoder(source)
@@ -141,8 +150,10 @@ def judged_rows(
         unedited = Unedited.of(
             model, classifier, study.pixels(study.rows), options.sampling_steps, on_step=on_step
         )
+        who = None if identity is None else identity(unedited.rebuilt)
         for row in rows_of(study, names, options.scale):
-            yield scores(unedited, row, options.fixed, on_step)
+            record = scores(unedited, row, options.fixed, on_step, identity, who)
+            yield record | {"strangers": None if who is None else strangers(who)}
 
 
 def rows_of(study: EditStudy, names: Sequence[str], scale: float) -> Iterator[Row]:
@@ -160,8 +171,15 @@ def rows_of(study: EditStudy, names: Sequence[str], scale: float) -> Iterator[Ro
     yield Row("conditional, tried", tried, strengths_of(tried, scale))
 
 
-def scores(unedited: Unedited, row: Row, fixed: Sequence[str], on_step: OnStep) -> dict[str, Any]:
-    """Means over attributes; None where nothing is defined."""
+def scores(
+    unedited: Unedited,
+    row: Row,
+    fixed: Sequence[str],
+    on_step: OnStep,
+    identity: Embed | None = None,
+    who: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """Means over attributes; None where nothing is defined. who (N, V): the faces as `identity` tells them."""
     classifier, moves = unedited.classifier, Moves(unedited.classifier, tuple(fixed))
     found = []
     edits = unedited.edits(row.directions, row.strengths, on_step)
@@ -171,8 +189,9 @@ def scores(unedited: Unedited, row: Row, fixed: Sequence[str], on_step: OnStep) 
         found.append(
             edit_scores(classifier, direction.attribute, unedited.before, after, upward)
             | {"pixels": rms_change(unedited.rebuilt, edited)}
+            | ({} if identity is None or who is None else {"same": likeness(who, identity(edited))})
         )
-    stacked = {key: np.stack([each[key] for each in found]) for key in ("change", "leakage", "pixels")}  # (A, N)
+    stacked = {key: np.stack([each[key] for each in found]) for key in found[0]}  # (A, N)
     record = moves.record() or {}
     ratio = leak_per_change(stacked["leakage"], stacked["change"], resamples(len(unedited.seen), 0))
     shares = [got / asked for asked, got in zip(record["asked"], record["got"], strict=True) if asked and got]
@@ -183,6 +202,7 @@ def scores(unedited: Unedited, row: Row, fixed: Sequence[str], on_step: OnStep) 
         record["found"],
         min(shares, default=None),
         mean_over_attributes(means(stacked["pixels"])[None]),
+        mean_over_attributes(means(stacked["same"])[None]) if "same" in stacked else None,
     )
     told = {
         title: None if value is None else float(np.squeeze(value))
