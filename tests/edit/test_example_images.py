@@ -14,10 +14,11 @@ from diti.core.images import to_float
 from diti.data import toyfaces
 from diti.edit.direction_files import direction_path, load_direction
 from diti.edit.examples import (
+    FEW,
+    LARGE_FIRST,
     NOISE,
     POWER,
     ROUNDS,
-    UNTURNED,
     Basis,
     bases_of,
     example_direction,
@@ -108,9 +109,13 @@ def test_the_bases_are_the_axes_and_those_for_examples_else_the_metric_else_z(mo
             np.testing.assert_allclose((z / std).numpy() @ basis.readings, z @ part.T, atol=1e-4)
             np.testing.assert_allclose(basis.readings.T @ basis.directions, np.eye(model.dims), atol=1e-6)
     np.testing.assert_allclose(bases[-1].prior, told**POWER, rtol=1e-5)
+    few = bases_of(model, std.numpy(), FEW - 1)
+    assert len(few) == 4 and len(bases_of(model, std.numpy(), FEW)) == 3, "with few examples large axes count, too"
+    np.testing.assert_array_equal(few[3].directions, few[2].directions)
+    np.testing.assert_allclose(few[3].prior, told**LARGE_FIRST, rtol=1e-5)
     model.axes = None
     (basis,) = bases_of(model, std.numpy())
-    told = basis.prior ** (1 / UNTURNED)
+    told = basis.prior ** (1 / LARGE_FIRST)
     np.testing.assert_allclose(basis.directions * told @ basis.readings.T, metric, atol=1e-5)
     (basis,) = bases_of(replace(model, metric=None), std.numpy())
     np.testing.assert_array_equal(basis.directions, np.eye(model.dims))

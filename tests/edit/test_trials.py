@@ -19,7 +19,17 @@ from diti.edit.compose import push
 from diti.edit.direction_files import direction_path, load_direction, save_direction
 from diti.edit.directions import Direction, calibration, code_space_hash, fit_direction, label_weights
 from diti.edit.gain import ASKED, LONGEST, MOST, with_gain
-from diti.edit.places import SLIGHT, allowed, blurred, in_pictures, rest_of, touch_of, touched
+from diti.edit.places import (
+    GRAIN,
+    SLIGHT,
+    allowed,
+    blurred,
+    in_pictures,
+    rest_of,
+    touch_of,
+    touched,
+    without_grain,
+)
 from diti.edit.reach import Trial, sides_of
 from diti.edit.reader import PENALTIES, fit_reader, reader_of, ridge_chosen
 from diti.edit.select import fit_few, fit_linear
@@ -99,6 +109,24 @@ def test_blurring_is_that_of_a_slow_loop():
     padded = np.pad(values, 3, mode="edge")
     slow = [[(padded[i : i + 7, j : j + 7] * np.outer(bell, bell)).sum() for j in range(9)] for i in range(9)]
     np.testing.assert_allclose(blurred(values, deviation), slow, rtol=1e-10)
+    several = blurred(np.stack([values, 2 * values])[None], deviation)
+    np.testing.assert_allclose(several[0], [slow, 2 * np.array(slow)], rtol=1e-10)
+
+
+def test_grain_is_left_out_and_what_is_seen_stays():
+    """Against a slow loop over pixels; and half of a change as large as GRAIN is kept."""
+    change = torch.from_numpy(numpy_generator(9, "grain").standard_normal((2, 3, SIDE, SIDE))).float() * 0.1
+    found = without_grain(change)
+    energy = [blurred(one.square().mean(0).numpy(), SIDE / 64) for one in change]
+    for i in range(2):
+        for y in range(SIDE):
+            for x in range(SIDE):
+                share = energy[i][y, x] / (energy[i][y, x] + GRAIN**2)
+                torch.testing.assert_close(found[i, :, y, x], change[i, :, y, x] * float(share))
+    for size, kept in ((GRAIN, 0.5), (GRAIN / 10, 0.0099), (10 * GRAIN, 0.9901)):
+        even = torch.full((3, SIDE, SIDE), size)
+        torch.testing.assert_close(without_grain(even), kept * even, rtol=1e-3, atol=0)
+    assert not without_grain(torch.zeros(1, 3, 4, 4)).any()
 
 
 def test_each_attribute_has_its_own_place():
@@ -132,14 +160,18 @@ def test_pictures_change_in_their_place_alone(model):
     np.testing.assert_array_equal(both.place, np.maximum(place, np.roll(place, 8, axis=0)))
     edited, unedited = torch.full((2, 3, SIDE, SIDE), 3.0), torch.zeros(2, 3, SIDE, SIDE)
     mixed = touched(edited, unedited, both)
-    torch.testing.assert_close(mixed, both.place.expand_as(mixed)), "inside as edited, within what can be shown"
+    seen = 1 / (1 + GRAIN**2)
+    inside = (both.place * seen).expand_as(mixed)
+    torch.testing.assert_close(mixed, inside, atol=1e-3, rtol=0), "inside as edited, within what can be shown"
     assert touched(edited, unedited, None) is edited
     rest = np.zeros((1, SIDE, SIDE), np.float32)
     rest[0, 0, 0] = 0.2
     more = touch_of({replace(direction, rest=rest): 2.0, "a00": 1.0})
     assert more.place is None and more.rest[0, 0, 0] == pytest.approx(0.4)
     added = touched(0 * edited, unedited, more, torch.tensor([1.0, -1.0])[:, None, None, None])
-    assert added[0, 0, 0, 0] == pytest.approx(0.4) and added[1].sum() == pytest.approx(-1.2), "in all colours"
+    large = 0.4**2 / (0.4**2 + GRAIN**2)
+    assert added[0, 0, 0, 0] == pytest.approx(0.4 * large, rel=1e-2)
+    assert added[1].sum() == pytest.approx(-1.2 * large, rel=1e-2), "in all colours"
 
 
 def test_the_rest_is_what_the_regression_knows_and_nobody_draws():
@@ -164,7 +196,9 @@ def test_an_edit_of_a_model_stays_in_its_place(model, faces):
     local, free = editor.draw({direction: 3.0}), editor.draw({direction: 3.0}, local=False)
     outside = torch.from_numpy(place == 0)
     assert torch.equal(local[..., outside], editor.draw({})[..., outside])
-    torch.testing.assert_close(local[..., ~outside], free[..., ~outside])
+    seen = without_grain(torch.from_numpy(place) * (free - editor.draw({})))
+    torch.testing.assert_close(local, editor.draw({}) + seen)
+    assert (free - local)[..., ~outside].abs().max() < GRAIN, "inside all but grain"
     again = model.manipulate(faces, direction, 3.0, sampling_steps=3)
     torch.testing.assert_close(again, local, atol=1e-4, rtol=0)
 

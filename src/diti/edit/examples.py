@@ -29,7 +29,10 @@ NOISE = 1.0  # variance of an example's side, 1 or -1, that the axes do not expl
 # Of what an axis tells of the features, where codes are independent: what is large comes along by chance, so that
 # the small goes first. In photographs, where they are not, large and small are alike.
 POWER = -0.25
-UNTURNED = 0.5  # the same for eigenvectors of the metric, of which the small ones hold noise
+LARGE_FIRST = (
+    0.5  # the same for eigenvectors of the metric, of which the small ones hold noise, and with few examples
+)
+FEW = 16  # examples, below which small axes fit them by chance: that the large ones matter is then counted, too
 ROUNDS = 20  # of the regression
 FOLDS = 8  # parts of the examples that are left out in turn
 LEAST, MOST = 0.25, 3.0  # deviations of a step of strength 1, whatever examples tell of those left out
@@ -67,7 +70,7 @@ def example_direction(
     mean, std = (s.numpy() for s in model.statistics(codes))
     sides = (like, torch.zeros(0, model.dims) if unlike is None else unlike)
     has, lacks = (standardise(z.numpy(), mean, std).astype(np.float64) for z in sides)
-    bases = bases_of(model, std)
+    bases = bases_of(model, std, len(has) + len(lacks))
     weight, heading = regression(bases, has, lacks)
     apart = told_apart(bases, has, lacks)
     return _direction(
@@ -97,7 +100,7 @@ def pair_direction(
     )
 
 
-def bases_of(model: Model, std: np.ndarray) -> list[Basis]:
+def bases_of(model: Model, std: np.ndarray, examples: int = FEW) -> list[Basis]:
     """The model's axes and those made for examples; where it has none, its metric's eigenvectors, or dims of z."""
     metric = None if model.metric is None else model.metric.double().numpy()
     try:
@@ -106,16 +109,22 @@ def bases_of(model: Model, std: np.ndarray) -> list[Basis]:
         if metric is None:
             return [Basis(np.eye(model.dims), np.eye(model.dims), np.ones(model.dims))]
         told, vectors = np.linalg.eigh(metric)
-        return [Basis(vectors, vectors, told.clip(min=0) ** UNTURNED)]
+        return [Basis(vectors, vectors, told.clip(min=0) ** LARGE_FIRST)]
     whole = [readings.double().numpy().T * std[:, None] for readings in axes.bases]
-    found = [(np.linalg.inv(readings).T, readings) for readings in whole]
-    if len(found) != 1:  # one alone: things are not independent in these images, so neither are axes turned for it
-        directions, readings = (a.double().numpy().T for a in (axes.directions, axes.readings))
-        found.append((directions / std[:, None], readings * std[:, None]))
+    directions, readings = (a.double().numpy().T for a in (axes.directions, axes.readings))
+    own = (directions / std[:, None], readings * std[:, None])
+    made = [(np.linalg.inv(readings).T, readings) for readings in whole]
     metric = np.eye(model.dims) if metric is None else metric
-    lengths = [np.einsum("dk,de,ek->k", d, metric, d) for d, _ in found]
-    power = POWER if len(found) > 2 else 0.0
-    return [Basis(*basis, t.clip(min=1e-6 * t.mean()) ** power) for basis, t in zip(found, lengths, strict=True)]
+    # One alone: things are not independent in these images, so neither are axes turned for it.
+    power = POWER if len(made) > 1 else 0.0
+    found = [_likely(basis, metric, power) for basis in (made if len(made) == 1 else [*made, own])]
+    return [*found, _likely(own, metric, LARGE_FIRST)] if examples < FEW else found
+
+
+def _likely(basis: tuple[np.ndarray, np.ndarray], metric: np.ndarray, power: float) -> Basis:
+    """Directions and readings (D, K), the likelier the more they tell of the features, to a power."""
+    told = np.einsum("dk,de,ek->k", basis[0], metric, basis[0])
+    return Basis(*basis, told.clip(min=1e-6 * told.mean()) ** power)
 
 
 def regression(bases: Sequence[Basis], has: np.ndarray, lacks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

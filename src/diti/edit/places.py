@@ -4,7 +4,8 @@ Over the training images the pixels are regressed on all labels together. Where 
 more than chance would, an edit may change the picture; elsewhere it stays as it is drawn without the edit.
 
 What the regression knows and the decoder does not draw, because z forgets it, is the rest. Its light is added to
-the picture, not its colours: seen with eyes, these made teeth green.
+the picture, not its colours: seen with eyes, these made teeth green. Changes as small as the grain of what is
+decoded are left out: nobody sees them, yet they move what is read in a face.
 Notation: N images, A labels, S side of the picture in px; B what the pixels change with the attribute, D what is
 drawn of it.
 """
@@ -27,6 +28,8 @@ from diti.edit.directions import Direction, label_weights
 ROWS = 4_096  # training images that are looked at
 BLUR = 1.5 / 64  # of the side
 SLIGHT = 0.02  # of the most that the attribute explains anywhere: here an edit is halved
+GRAIN = 0.06  # change, in [-1, 1], of which half is kept
+GRAIN_BLUR = 1 / 64  # of the side: how far around a pixel its change is averaged
 CHUNK = 512
 
 
@@ -63,13 +66,20 @@ def allowed(explained: np.ndarray) -> np.ndarray:
 
 
 def blurred(values: np.ndarray, deviation: float) -> np.ndarray:
-    """(S, S) smoothed by a Gaussian of so many px."""
+    """(..., S, S) smoothed by a Gaussian of so many px."""
     reach = int(np.ceil(3 * deviation))
     bell = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / deviation) ** 2)
     bell = bell / bell.sum()
-    padded = pad(torch.from_numpy(values).double()[None, None], (reach,) * 4, mode="replicate")
-    rows = conv2d(padded, bell[None, None, :, None])
-    return np.asarray(conv2d(rows, bell[None, None, None, :])[0, 0].numpy())
+    flat = torch.from_numpy(values).double().reshape(-1, 1, *values.shape[-2:])
+    rows = conv2d(pad(flat, (reach,) * 4, mode="replicate"), bell[None, None, :, None])
+    return np.asarray(conv2d(rows, bell[None, None, None, :]).numpy().reshape(values.shape))
+
+
+def without_grain(change: Tensor) -> Tensor:
+    """Changes d (..., 3, S, S) of pictures, e / (e + GRAIN²) of each, e being the mean of d² around a pixel."""
+    around = blurred(change.square().mean(-3).numpy(), GRAIN_BLUR * change.shape[-1])
+    energy = torch.from_numpy(around).to(change).unsqueeze(-3)
+    return change * energy / (energy + GRAIN**2)
 
 
 class Touch(NamedTuple):
@@ -97,4 +107,4 @@ def touched(edited: Tensor, unedited: Tensor, touch: Touch | None, times: Tensor
         return edited
     shown, drawn = unedited.clamp(-1, 1), edited.clamp(-1, 1)
     changed = drawn if touch.place is None else shown + touch.place * (drawn - shown)
-    return (changed + times * touch.rest).clamp(-1, 1)
+    return shown + without_grain((changed + times * touch.rest).clamp(-1, 1) - shown)
