@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -11,6 +12,8 @@ import diti
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from halve import halve
+
+SOFTWARE = 305  # the entry of EXIF data
 
 
 def names(file):
@@ -26,6 +29,9 @@ def test_a_copy_to_ship_is_the_same_model_with_its_unet_stored_once(solved_folde
     assert names(tmp_path / "m" / "encoder" / "model.safetensors") == {
         "feature_mean", "feature_std", "head.weight", "head.bias"
     }  # fmt: skip
+    pictures = [Image.open(file) for file in (tmp_path / "m").glob("*.png")]
+    assert pictures and all(picture.mode == "P" for picture in pictures)
+    assert {picture.getexif().get(SOFTWARE) for picture in pictures} == {"diti"}, "still known as our own"
 
 
 def test_a_trunk_that_was_trained_on_is_kept(solved_folder, tmp_path):
