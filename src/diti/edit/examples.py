@@ -36,7 +36,7 @@ FEW = 16  # examples, below which small axes fit them by chance: that the large 
 ROUNDS = 20  # of the regression
 FOLDS = 8  # parts of the examples that are left out in turn
 LEAST, MOST = 0.25, 3.0  # deviations of a step of strength 1, whatever examples tell of those left out
-UNASKED = 1.0  # the same where there are too few to leave one out
+UNASKED = 2.0  # the same where there are too few to leave one out: as far as halves of any data can lie apart
 NO_DIFFERENCE = (
     "the examples do not differ; give more of them, or others (or a larger part of the code than --subset allows)"
 )
