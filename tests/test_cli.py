@@ -146,6 +146,9 @@ def test_presets_are_listed(capsys):
     assert "toyfaces32" in capsys.readouterr().out
 
 
+BUFFERED = os.environ | {"PYTHONUNBUFFERED": ""}  # as people have it: what is printed waits to be written
+
+
 @pytest.mark.parametrize(
     ("words", "streams", "code"),
     [
@@ -162,8 +165,18 @@ def test_presets_are_listed(capsys):
 def test_where_nobody_reads_it_ends_quietly(words, streams, code):
     """A closed stream swallows all; a pipe that was left ends the command, as Python's own do."""
     shell = f"{{ sleep 0.5; exec {sys.executable} -m diti {words}; }} {streams}; exit ${{PIPESTATUS[0]}}"
-    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=600)
+    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=600, env=BUFFERED)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+
+
+def test_what_was_printed_before_a_fault_does_not_change_how_it_ends():
+    """Text that waits for a reader who has left was tried again at exit: code 120."""
+    imports = "from diti.core.ending import ended\nfrom diti.core.errors import InputError"
+    code = f"{imports}\ndef work(): print(1); raise InputError('wrong')\nexit(ended(work, []))"
+    for streams in ("2>&1 | true", "2>/dev/null | true"):
+        shell = f'{{ sleep 0.5; exec {sys.executable} -c "$CODE"; }} {streams}; exit ${{PIPESTATUS[0]}}'
+        ended = subprocess.run(["bash", "-c", shell], env=BUFFERED | {"CODE": code}, timeout=600)
+        assert ended.returncode == 2, streams
 
 
 def test_a_closed_pipe_is_no_traceback():

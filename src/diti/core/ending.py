@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TextIO
 
 STOPPED = 130  # by the user
 
@@ -30,7 +31,7 @@ def ended(work: Callable[[], None], words: Sequence[str]) -> int:
     except KeyboardInterrupt as stop:
         return _stopped(stop)
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 1
     except Exception as error:
         if _was_interrupted(error):
@@ -70,8 +71,20 @@ def _stopped(stop: BaseException) -> int:
 
 
 def _complain(line: str) -> None:
-    with suppress(OSError):  # there may be no reader
-        print(f"diti: {line}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # there may be no reader
+        _discard(sys.stdout)
+    try:
+        print(f"diti: {line}", file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """What could not be written is tried again at exit, and would then decide the exit code."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

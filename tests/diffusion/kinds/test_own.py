@@ -1,6 +1,9 @@
 """Anybody's own model: what is asked of it, which blocks are looked at, and when its code is run."""
 
 import logging
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -222,6 +225,16 @@ def test_a_folder_runs_only_what_was_named_here(code, tmp_path, monkeypatch):
         load_backbone(tmp_path / "saved", "cpu")
     monkeypatch.setenv("DITI_BACKBONE", name)
     assert load_backbone(tmp_path / "saved", "cpu").code == name
+
+
+def test_code_that_was_changed_within_a_second_is_read_again(code, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    name = code()
+    path = Path(name.rpartition(":")[0])
+    before, written = load_backbone(name, "cpu").digest(), path.stat()
+    assert code(seed=1) == name and path.stat().st_size == written.st_size
+    os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+    assert load_backbone(name, "cpu").digest() != before
 
 
 def test_changed_code_is_asked_for_again_and_changed_weights_are_refused(code, tmp_path, monkeypatch):
