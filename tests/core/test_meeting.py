@@ -100,13 +100,18 @@ def test_nobody_waits_in_a_collective_operation_while_the_first_prepares_data_or
     assert {file.read_text().splitlines()[-1] for file in said} == {"together 2.0"}
 
 
+def wait_for(word, said):
+    """Until a process has said it."""
+    until = time.monotonic() + 600
+    while word not in said.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def test_where_the_first_is_killed_the_other_ends(pair):
     """The store in which they met ends with it."""
     processes, said = pair("waits")
-    until = time.monotonic() + 600
-    while "told" not in said[1].read_text():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for("told", said[1])
     processes[0].kill()
     assert processes[1].wait(timeout=600) == 3
     assert said[1].read_text().splitlines()[-1] == (
@@ -116,10 +121,7 @@ def test_where_the_first_is_killed_the_other_ends(pair):
 
 def test_one_that_falls_silent_ends_the_other(pair):
     processes, said = pair("sleeps")
-    until = time.monotonic() + 600
-    while "asleep" not in said[1].read_text():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for("asleep", said[1])
     processes[1].send_signal(signal.SIGSTOP)
     assert processes[0].wait(timeout=600) == 3
     assert re.search(r"diti: process 1 gives no sign of life since \d+ s; this one ends too", said[0].read_text())

@@ -105,7 +105,7 @@ def test_the_bases_are_the_axes_and_those_for_examples_else_the_metric_else_z(mo
         model.axes = replace(axes, bases=whole[:count])
         bases = bases_of(model, std.numpy())
         assert len(bases) == of_all
-        for part, basis in zip(whole, bases[:count], strict=False):
+        for part, basis in zip(whole[:count], bases[:count], strict=True):
             np.testing.assert_allclose((z / std).numpy() @ basis.readings, z @ part.T, atol=1e-4)
             np.testing.assert_allclose(basis.readings.T @ basis.directions, np.eye(model.dims), atol=1e-6)
     np.testing.assert_allclose(bases[-1].prior, told**POWER, rtol=1e-5)
